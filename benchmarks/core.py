@@ -1,0 +1,74 @@
+"""The speed and memory of the Bayesian core: k-best assignments of many clients, fusion of large models."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from measure import Row, best_seconds, main, peak_bytes, row
+from torch import Tensor
+
+from bcfl.association import k_best_assignments
+from bcfl.gaussian import Gaussian, fuse
+from bcfl.randomness import generator
+
+NUM_CLIENTS, NUM_CLUSTERS, K_BEST = 1_000_000, 20, 100
+NUM_POSTERIORS, NUM_PARAMETERS = 100, 26_000_000  # the Digits-Five net
+
+
+def rows() -> list[Row]:
+    return [k_best_time(), k_best_memory(), fusion_memory()]
+
+
+def large_cost() -> Tensor:
+    return torch.rand(NUM_CLIENTS, NUM_CLUSTERS, generator=generator(0, "cost"))  # (client, cluster), float32
+
+
+def k_best_time() -> Row:
+    cost = large_cost()
+    ours, yardstick = best_seconds(
+        lambda: k_best_assignments(cost, K_BEST), lambda: torch.topk(cost, 2), repeats=7
+    )  # fmt: skip
+    note = f"{ours:.3f} s against {yardstick:.3f} s, best of 7, {torch.get_num_threads()} threads"
+    return row(
+        f"{K_BEST}-best of 10⁶ clients × {NUM_CLUSTERS} clusters, time", ours / yardstick, 4, "topk(cost, 2)", note
+    )
+
+
+def k_best_memory() -> Row:
+    size = NUM_CLIENTS * NUM_CLUSTERS * 4
+    result = K_BEST * (NUM_CLIENTS + 1) * 8
+    beyond = peak_bytes(_k_best) - result
+    note = f"beyond the result, whose {K_BEST} dense int64 rows alone are k·C·8 = {result / 1e6:.0f} MB"
+    return row(
+        f"{K_BEST}-best of 10⁶ clients × {NUM_CLUSTERS} clusters, memory", beyond / size, 3, "cost matrices", note
+    )
+
+
+def _k_best() -> Callable[[], object]:
+    k_best_assignments(large_cost()[:1000], K_BEST)  # what torch loads at first use is not the operation's memory
+    cost = large_cost()
+    return lambda: k_best_assignments(cost, K_BEST)
+
+
+def fusion_memory() -> Row:
+    peak = peak_bytes(_fusion)
+    vectors = peak / (NUM_PARAMETERS * 4)
+    note = "beyond the prior and one posterior at a time; the fused belief's own two vectors are counted"
+    return row(f"fusing {NUM_POSTERIORS} posteriors of 26 million parameters, memory", vectors, 4, "vectors", note)
+
+
+def _fusion() -> Callable[[], object]:
+    small = Gaussian(torch.zeros(1000), torch.ones(1000))
+    fuse([small, small], small, "exact")
+    prior = Gaussian(torch.zeros(NUM_PARAMETERS), torch.ones(NUM_PARAMETERS))
+    # The posteriors arrive one by one in the same two vectors, as from a wire: all the rest is the fold's.
+    mean, precision = torch.zeros(NUM_PARAMETERS), torch.ones(NUM_PARAMETERS)
+
+    def arriving() -> Iterator[Gaussian]:
+        for j in range(NUM_POSTERIORS):
+            yield Gaussian(mean.fill_(j), precision.fill_(2 + j))
+
+    return lambda: fuse(arriving(), prior, "exact")
+
+
+if __name__ == "__main__":
+    main(rows, __doc__)

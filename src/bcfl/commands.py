@@ -1,0 +1,221 @@
+"""What the commands do: settings in, a run or a table out."""
+
+import json
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bcfl.data.datasets import DATASETS
+from bcfl.data.partition import FederatedData
+from bcfl.experiment.config import Config, load_config
+from bcfl.experiment.result import Result
+from bcfl.experiment.run import Observer, RunStoppedError, resume, start
+from bcfl.experiment.sweep import Planned, by_method, mean_and_deviation, plan, sweep
+from bcfl.methods import METHODS
+from bcfl.models import MODELS
+
+__all__ = ["COMMANDS", "RunStoppedError"]
+
+
+class LiveProgress:
+    """A bar with round, accuracy, changes and time left; plain lines where there is no terminal."""
+
+    def __init__(self, label: str = ""):
+        self._label = label
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+        self._rounds = 0
+        self._last_line = 0.0
+
+    def started(self, config: Config, data: FederatedData, first_round: int) -> None:
+        self._rounds = config.experiment.rounds
+        name = self._label or f"{config.method['name']} on {data.description}"
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=self._console)
+            self._bar.start()
+            self._task = self._bar.add_task(name, total=self._rounds, completed=first_round - 1, note="")
+        else:
+            self._console.print(
+                f"{name}, {data.num_clients} clients, rounds {first_round} to {self._rounds}", soft_wrap=True
+            )
+
+    def round_done(self, record: dict[str, Any], seconds: float) -> None:
+        note = _progress_note(record)
+        last = record["round"] == self._rounds
+        if self._bar:
+            self._bar.update(self._task, completed=record["round"], note=note)
+            if last:
+                self.close()
+        elif last or time.monotonic() - self._last_line > 5:
+            self._last_line = time.monotonic()
+            self._console.print(f"round {record['round']}/{self._rounds}  {note}", soft_wrap=True)
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
+
+def _progress_note(record: dict[str, Any]) -> str:
+    parts = [f"accuracy {record['accuracy']:.3f}"] if "accuracy" in record else []
+    return "  ".join([*parts, f"{record['changes']} moved"])
+
+
+def run(options: Namespace) -> int:
+    config = load_config(options.config, options.overrides, seed=options.seed)
+    out = options.out or _free_folder(Path("runs"), config)
+    return _show(options, lambda observers: start(config, out, num_workers=options.workers, observers=observers))
+
+
+def resume_run(options: Namespace) -> int:
+    return _show(options, lambda observers: resume(options.run, num_workers=options.workers, observers=observers))
+
+
+def _show(options: Namespace, execute: Callable[[Sequence[Observer]], Result]) -> int:
+    progress = LiveProgress()
+    try:
+        result = execute([] if options.quiet else [progress])
+    finally:
+        progress.close()
+    if options.json:
+        probability = [[round(p, 6) for p in row] for row in result.probability.tolist()]
+        print(json.dumps({**result.summary(), "probability": probability, "path": str(result.path)}))
+    else:
+        print_result(result)
+    return 0
+
+
+def _free_folder(parent: Path, config: Config) -> Path:
+    name = f"{config.data.name}-{config.method['name']}-s{config.experiment.seed}"
+    candidates = (parent / (name if i == 1 else f"{name}-{i}") for i in range(1, sys.maxsize))
+    return next(path for path in candidates if not path.exists())
+
+
+def print_result(result: Result) -> None:
+    """The summary for people: how good, who is where with what probability, what it cost."""
+    console, summary = Console(), result.summary()
+    figures = Table(
+        title=f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds", title_justify="left"
+    )
+    names = {
+        "accuracy": "accuracy",
+        "macro_f1": "macro F1",
+        "nll": "NLL",
+        "ece": "calibration error",
+        "ari": "agreement",
+    }
+    shown = {title: summary[key] for key, title in names.items() if summary[key] is not None}
+    for title in shown:
+        figures.add_column(title, justify="right")
+    figures.add_row(*(f"{value:.3f}" for value in shown.values()))
+    console.print(figures)
+    if "agreement" in shown:
+        console.print(
+            "agreement: adjusted Rand index of the assignment with the true groups, 1 is perfect\n", style="dim"
+        )
+
+    probability = result.probability
+    clusters = Table(title="who is where", title_justify="left")
+    for title in ("cluster", "clients", "sure", "members (probability if below 0.995)"):
+        clusters.add_column(title, justify="right" if title in ("clients", "sure") else "left")
+    for cluster in range(probability.shape[1]):
+        members = (result.assignment == cluster).nonzero()[:, 0].tolist()
+        if not members:
+            clusters.add_row(str(cluster), "0", "", "")
+            continue
+        sure = probability[members, cluster]
+        names_of = [f"{c}" if p >= 0.995 else f"{c} ({p:.2f})" for c, p in zip(members, sure.tolist(), strict=True)]
+        shown_names = ", ".join(names_of[:24]) + (f", … {len(members) - 24} more" if len(members) > 24 else "")
+        clusters.add_row(str(cluster), str(len(members)), f"{float(sure.mean()):.2f}", shown_names)
+    if probability.shape[1] < 50:
+        console.print(clusters)
+
+    work = summary["work"]
+    console.print(
+        f"work: {work['trainings']:,} local trainings, {work['local_steps']:,} steps, "
+        f"{work['scored_examples']:,} scored examples\n"
+        f"traffic: {work['parameters_down']:,} model numbers down, {work['parameters_up']:,} up, "
+        f"{work['scalars_up']:,} scores up, {work['exchanges']:,} exchanges"
+    )
+    if work["rejected"] or work["late"]:
+        console.print(f"left out: {work['rejected']} non-finite and {work['late']} late answers")
+    if result.path:
+        console.print(f"kept in {result.path}", soft_wrap=True)
+
+
+def compare(options: Namespace) -> int:
+    methods = [name.strip() for name in options.methods.split(",") if name.strip()]
+    try:
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds must be whole numbers separated by commas, got {options.seeds!r}") from None
+    if not methods:
+        raise ValueError("--methods must name at least one method")
+    configs = [
+        load_config(options.config, [*options.overrides, f"method.name={name}"], seed=seed)
+        for name in methods
+        for seed in seeds
+    ]
+    runs = plan(configs, options.out)
+    summaries = sweep(runs, options.workers, lambda i, run: () if options.quiet else (_position_bar(i, run, runs),))
+    if options.json:
+        print(json.dumps(summaries))
+    else:
+        print_comparison(summaries)
+    return 0
+
+
+def _position_bar(position: int, run: Planned, runs: Sequence[Planned]) -> LiveProgress:
+    seed = run.config.experiment.seed
+    return LiveProgress(f"[{position + 1}/{len(runs)}] {run.config.method['name']} seed {seed}")
+
+
+def print_comparison(summaries: Sequence[dict[str, Any]]) -> None:
+    """Mean ± standard deviation over seeds, one row a method."""
+    table = Table(title="mean ± sd over seeds", title_justify="left")
+    titles = {"accuracy": "accuracy", "macro_f1": "macro F1", "nll": "NLL", "ari": "agreement"}
+    table.add_column("method")
+    for title in (*titles.values(), "steps", "seeds"):
+        table.add_column(title, justify="right")
+    for method, runs in by_method(summaries).items():
+        cells = []
+        for key in titles:
+            both = mean_and_deviation([summary[key] for summary in runs])
+            cells.append("" if both is None else f"{both[0]:.3f} ± {both[1]:.3f}")
+        steps = mean_and_deviation([summary["work"]["local_steps"] for summary in runs])
+        table.add_row(method, *cells, f"{steps[0]:,.0f}" if steps else "", str(len(runs)))
+    Console().print(table)
+
+
+def list_things(options: Namespace) -> int:
+    things = {
+        "methods": {entry.name: entry.summary for entry in METHODS.values()},
+        "datasets": {name: entry.description for name, entry in DATASETS.items()},
+        "models": {name: (factory.__doc__ or "").split("\n")[0] for name, factory in MODELS.items()},
+    }[options.what]
+    if options.json:
+        print(json.dumps(things))
+        return 0
+    table = Table(show_header=False, box=None)
+    for name, description in things.items():
+        table.add_row(name, description)
+    console = Console()
+    console.print(table)
+    if options.what == "methods":
+        console.print("\nM is the number of hypotheses, as in bcfl-mh-6; bcfl methods take -w for warm-up: bcfl-mh-6-w")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Namespace], int]] = {
+    "run": run,
+    "resume": resume_run,
+    "compare": compare,
+    "list": list_things,
+}

@@ -1,0 +1,105 @@
+"""A user's own clients, checked at the border and gathered into one federation."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from bcfl.data.partition import FederatedData
+
+
+def from_arrays(clients: Sequence[Any], *, description: str = "own clients") -> FederatedData:
+    """A user's own list of clients as one federation.
+
+    A client is a tuple (x, y) or (x, y, x_test, y_test) of tensors or arrays; a mapping with the keys x, y and
+    perhaps x_test, y_test, group; a torch Dataset of (x, y) items; or a tuple (train Dataset, test Dataset).
+    """
+    if len(clients) == 0:
+        raise ValueError("clients: at least one client is needed")
+    parts = [_read_client(client, f"client {index}") for index, client in enumerate(clients)]
+    shape = parts[0]["x"].shape[1:]
+    for index, part in enumerate(parts):
+        if part["x"].shape[1:] != shape or part["x_test"].shape[1:] != shape:
+            other = part["x"] if part["x"].shape[1:] != shape else part["x_test"]
+            raise ValueError(f"client {index}: features of shape {tuple(other.shape[1:])}, client 0 has {tuple(shape)}")
+    groups = [part["group"] for part in parts]
+    if any(group is None for group in groups) and any(group is not None for group in groups):
+        raise ValueError(f"client {groups.index(None)}: has no group although other clients have one")
+    pool = {key: torch.cat([part[key] for part in parts]) for key in ("x", "y", "x_test", "y_test")}
+    if len(shape) == 3:
+        pool |= {key: pool[key].contiguous(memory_format=torch.channels_last) for key in ("x", "x_test")}
+    return FederatedData(
+        *(pool["x"], pool["y"], pool["x_test"], pool["y_test"]),
+        train_of=torch.split(torch.arange(len(pool["y"])), [len(part["y"]) for part in parts]),
+        test_of=torch.split(torch.arange(len(pool["y_test"])), [len(part["y_test"]) for part in parts]),
+        group=None if groups[0] is None else torch.tensor(groups),
+        num_classes=int(torch.cat([pool["y"], pool["y_test"]]).max()) + 1,
+        num_unused=0,
+        description=description,
+    )
+
+
+def _read_client(client: Any, who: str) -> dict[str, Any]:
+    """x, y, x_test, y_test and group of one client, checked; without test data the last two are empty."""
+    group = None
+    if isinstance(client, Mapping):
+        keys = ("x", "y", "x_test", "y_test")
+        if not {"x", "y"} <= client.keys() <= {*keys, "group"} or ("x_test" in client) != ("y_test" in client):
+            raise ValueError(f"{who}: keys must be x, y and perhaps x_test with y_test, group; not {', '.join(client)}")
+        given = [client[key] for key in keys if key in client]
+        group = client.get("group")
+    elif isinstance(client, TorchDataset):
+        given = list(_read_items(client, who))
+    elif isinstance(client, tuple | list) and len(client) == 2 and isinstance(client[0], TorchDataset):
+        given = [*_read_items(client[0], who), *_read_items(client[1], f"{who} (test)")]
+    elif isinstance(client, tuple | list) and len(client) in (2, 4):
+        given = list(client)
+    else:
+        raise ValueError(f"{who}: must be (x, y), (x, y, x_test, y_test), a mapping or a torch Dataset of (x, y) items")
+    if group is not None and (not hasattr(group, "__index__") or operator.index(group) < 0):
+        raise ValueError(f"{who}: group must be a whole number from 0, not {group!r}")
+    x, y = _checked(given[0], given[1], who)
+    if len(y) == 0:
+        raise ValueError(f"{who}: has no training data")
+    x_test, y_test = _checked(given[2], given[3], f"{who} (test)") if len(given) == 4 else (x[:0], y[:0])
+    x_test = x_test if len(y_test) else x[:0]  # an empty Dataset cannot say what shape its items would have
+    return {"x": x, "y": y, "x_test": x_test, "y_test": y_test, "group": group}
+
+
+def _read_items(dataset: Any, who: str) -> tuple[Tensor, Tensor]:
+    items = [dataset[index] for index in range(len(dataset))] if hasattr(dataset, "__len__") else list(dataset)
+    if any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
+        raise ValueError(f"{who}: its Dataset must yield (x, y) items")
+    if not items:
+        return torch.empty(0), torch.empty(0, dtype=torch.int64)
+    x, y = ([_tensor(item[part], who) for item in items] for part in (0, 1))
+    if len({one.shape for one in x}) > 1 or len({one.shape for one in y}) > 1:
+        raise ValueError(f"{who}: the items of its Dataset differ in shape")
+    return torch.stack(x), torch.stack(y)
+
+
+def _tensor(values: Any, who: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    try:
+        return torch.tensor(np.asarray(values))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{who}: is not made of numbers ({error})") from error
+
+
+def _checked(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
+    x, y = _tensor(x, who), _tensor(y, who)
+    if y.dim() != 1 or (len(y) and (y.is_floating_point() or y.is_complex())):
+        raise ValueError(f"{who}: y must be one row of integer labels, but is {y.dtype} of shape {tuple(y.shape)}")
+    if x.dim() == 0 or len(x) != len(y):
+        raise ValueError(f"{who}: x has {len(x) if x.dim() else 'no'} rows but y has {len(y)}")
+    x, y = x.to(torch.float32), y.to(torch.int64)
+    if not torch.isfinite(x).all():
+        raise ValueError(f"{who}: x holds values that are not finite")
+    if len(y) and int(y.min()) < 0:
+        raise ValueError(f"{who}: y holds the negative label {int(y.min())}")
+    return x, y

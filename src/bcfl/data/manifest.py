@@ -1,0 +1,98 @@
+"""The record by which a split is shared and checked."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bcfl.data.partition import FederatedData, Ints
+
+FORMAT = 1
+# What a split is, coarse before fine, so that the first difference found says most.
+COMPARED = (
+    *("num_clients", "num_train", "num_test", "train_labels", "test_labels", "group", "num_unused"),
+    "sha256",
+)
+
+
+def manifest(
+    data: FederatedData, dataset_name: str, spec: str, seed: int, *, share_floor: float = 0.0
+) -> dict[str, Any]:
+    """What identifies the split of `data`, ready for JSON: its origin, every client's sizes and labels, its hash."""
+    return {
+        "format": FORMAT,
+        "dataset": dataset_name,
+        "partition": spec,
+        "seed": seed,
+        "share_floor": share_floor,
+        "num_clients": data.num_clients,
+        "num_train": [len(held) for held in data.train_of],
+        "num_test": [len(held) for held in data.test_of],
+        "train_labels": _label_counts(data.train_of, data.y_train, data.num_classes),  # (client, class)
+        "test_labels": _label_counts(data.test_of, data.y_test, data.num_classes),  # (client, class)
+        "group": None if data.group is None else data.group.tolist(),
+        "num_unused": data.num_unused,
+        "sha256": _split_hash(data),
+    }
+
+
+def verify_manifest(data: FederatedData, expected: Mapping[str, Any]) -> None:
+    """Nothing happens if `data` is split as the manifest says; otherwise a ValueError names what differs."""
+    if expected.get("format") != FORMAT:
+        raise ValueError(f"manifest: format must be {FORMAT}, not {expected.get('format')!r}")
+    for key in COMPARED:
+        if key not in expected:
+            raise ValueError(f"manifest: key {key!r} is missing")
+    actual = manifest(data, "", "", 0)
+    for key in COMPARED:
+        if actual[key] != expected[key]:
+            raise ValueError(f"the split differs from its manifest: {_difference(key, actual[key], expected[key])}")
+
+
+def _difference(key: str, actual: Any, expected: Any) -> str:
+    if key == "sha256":
+        return "the sizes and labels agree, but the examples are others (sha256)"
+    if isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
+        client = next(index for index, pair in enumerate(zip(actual, expected, strict=True)) if pair[0] != pair[1])
+        return f"{key} of client {client} is {actual[client]}, not {expected[client]}"
+    return f"{key} is {str(actual)[:60]}, not {str(expected)[:60]}"
+
+
+def _label_counts(held: Sequence[Tensor], labels: Tensor, num_classes: int) -> list[list[int]]:
+    client_of = _client_of(held, len(labels))
+    kept = client_of >= 0
+    flat = np.bincount(client_of[kept] * num_classes + labels.numpy()[kept], minlength=len(held) * num_classes)
+    return [[int(count) for count in row] for row in flat.reshape(len(held), num_classes)]
+
+
+def _split_hash(data: FederatedData) -> str:
+    """Of every client's indices, as little-endian 64-bit numbers behind their count."""
+    digest = hashlib.sha256()
+    for held in (*data.train_of, *data.test_of):
+        digest.update(len(held).to_bytes(8, "little"))
+        digest.update(held.numpy().astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _client_of(held: Sequence[Tensor], num_examples: int) -> Ints:
+    """The inverse of `_held`, (example,)."""
+    client_of = np.full(num_examples, -1)
+    sizes = [len(one) for one in held]
+    client_of[torch.cat(tuple(held)).numpy()] = np.repeat(np.arange(len(held)), sizes)
+    return client_of
+
+
+def save_partition(path: str | Path, data: FederatedData) -> None:
+    """The file at `path` holds the split of `data`, to be loaded with partition 'file'."""
+    arrays = {
+        "train_client": _client_of(data.train_of, len(data.y_train)),
+        "test_client": _client_of(data.test_of, len(data.y_test)),
+    }
+    if data.group is not None:
+        arrays["group"] = data.group.numpy()
+    with Path(path).open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **{key: value.astype(np.int32) for key, value in arrays.items()})

@@ -1,0 +1,315 @@
+"""Data cut into clients: by domain, by label or by a shared file.
+
+Every example goes to exactly one client, or to none and is then counted. A split is a function of the
+data's labels or domains, the specification and the seed alone.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bcfl.data.datasets import Dataset
+from bcfl.data.formats import load_npz
+from bcfl.randomness import numpy_generator
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+SPECIFICATIONS = {
+    "feature(G,n)": "G domains, n clients each, equal random parts",
+    "label(G,n,alpha)": "G groups that differ in their labels, by Dirichlet(alpha), n similar clients in each",
+    "label(0,n,alpha)": "n clients that differ in their labels, by Dirichlet(alpha), no groups",
+    "file": "the client of every example is read from an .npz file",
+}
+MAX_DRAWS = 1000  # a split that no draw of so many satisfies is refused, not waited for
+CLIENT_ALPHA = 10.0  # clients of one group are nearly alike
+MIN_GROUP_SHARE = 0.3  # of an equal share of the test set
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """All clients' data: shared pools of examples and, per client, the indices that it holds."""
+
+    x_train: Tensor  # (example, ...)
+    y_train: Tensor  # (example,)
+    x_test: Tensor  # (test example, ...)
+    y_test: Tensor  # (test example,)
+    train_of: tuple[Tensor, ...]  # client -> int64 indices into x_train, ascending
+    test_of: tuple[Tensor, ...]  # client -> int64 indices into x_test, ascending, perhaps none
+    group: Tensor | None  # (client,) true group, where known
+    num_classes: int
+    num_unused: int  # training and test examples that no client holds
+    description: str
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.train_of)
+
+    @property
+    def num_examples(self) -> Tensor:
+        """The number of training examples of every client, (client,)."""
+        return torch.tensor([len(held) for held in self.train_of])
+
+
+def partition(
+    dataset: Dataset,
+    spec: str,
+    seed: int,
+    *,
+    share_floor: float = 0.0,
+    min_examples: int = 10,
+    min_test_examples: int = 1,
+    path: str | Path | None = None,
+    clients_per_group: int | None = None,
+) -> FederatedData:
+    """Every example of `dataset` belongs to one client, as `spec` says (see SPECIFICATIONS).
+
+    `share_floor` (label only) rounds each share of a class down to a multiple of itself, first the group's
+    share of the class, then the client's share of the group's part: 0.01 is what the paper's code does. What
+    is lost that way is counted in `num_unused`.
+    A draw that leaves a client below `min_examples` or `min_test_examples` is drawn again, MAX_DRAWS times.
+    `path` and `clients_per_group` (true group = client // clients_per_group) belong to `file`.
+    """
+    cut = _parse(spec, share_floor, (min_examples, min_test_examples))
+    if cut.kind == "file":
+        if path is None:
+            raise ValueError("partition 'file' needs path=, an .npz file with train_client and test_client")
+        clients_of = _read_split(Path(path), dataset, clients_per_group)
+        return _federated(dataset, *clients_of, f"{dataset.name} file {Path(path).name}")
+    if path is not None or clients_per_group is not None:
+        raise ValueError(f"path and clients_per_group belong to partition 'file', not to {spec!r}")
+    if cut.kind == "feature":
+        kinds, num_kinds = _domains(dataset, cut), cut.num_groups
+    else:
+        kinds, num_kinds = (dataset.y_train.numpy(), dataset.y_test.numpy()), dataset.num_classes
+    totals = np.bincount(kinds[0], minlength=num_kinds), np.bincount(kinds[1], minlength=num_kinds)
+    counts = _equal_counts(cut, totals) if cut.kind == "feature" else _drawn_counts(cut, totals, seed)
+    train_client = _deal(kinds[0], counts[0], seed, "train")
+    test_client = _deal(kinds[1], counts[1], seed, "test")
+    group = np.arange(cut.num_clients) // cut.clients if cut.num_groups else None
+    floor = f" share_floor {share_floor:g}" if share_floor else ""
+    return _federated(dataset, train_client, test_client, group, f"{dataset.name} {spec} seed {seed}{floor}")
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A specification, read and checked."""
+
+    text: str
+    kind: str
+    num_groups: int = 0
+    clients: int = 0  # per group, or all where there are no groups
+    alpha: float = 0.0
+    share_floor: float = 0.0
+    least: tuple[int, int] = (1, 0)  # training and test examples of a client
+
+    @property
+    def num_clients(self) -> int:
+        return max(self.num_groups, 1) * self.clients
+
+
+def _parse(spec: str, share_floor: float, least: tuple[int, int]) -> _Cut:
+    found = re.fullmatch(r"(\w+)(?:\(([^()]+)\))?", spec.replace(" ", ""))
+    kind, inside = found.groups() if found else ("", None)
+    numbers: dict[str, tuple[Callable[[str], Any], ...]] = {
+        "file": (),
+        "feature": (int, int),
+        "label": (int, int, float),
+    }
+    try:
+        texts = inside.split(",") if inside else []
+        cut = _Cut(spec, kind, *(read(text) for read, text in zip(numbers[kind], texts, strict=True)))
+        valid = kind == "file" or (cut.clients >= 1 and cut.num_groups >= (kind == "feature"))
+        valid = valid and (kind != "label" or 0 < cut.alpha < np.inf)
+    except (KeyError, ValueError):
+        valid = False
+    if not valid:
+        raise ValueError(
+            f"partition {spec!r} is not one of {', '.join(SPECIFICATIONS)} "
+            f"(whole numbers G and n of at least 1, alpha above 0)"
+        )
+    if not 0 <= share_floor < 1:
+        raise ValueError(f"share_floor = {share_floor}: must be at least 0 and below 1")
+    if share_floor and kind != "label":
+        raise ValueError(f"share_floor = {share_floor}: only label(...) has shares to floor, not {spec!r}")
+    if least[0] < 1 or least[1] < 0:
+        raise ValueError(f"min_examples, min_test_examples = {least}: must be at least 1 and 0")
+    return replace(cut, share_floor=share_floor, least=least)
+
+
+def _domains(dataset: Dataset, cut: _Cut) -> tuple[Ints, Ints]:
+    if dataset.domain_train is None or dataset.domain_test is None:
+        raise ValueError(f"partition {cut.text!r}: data set {dataset.name!r} has no domains; use label(G,n,alpha)")
+    if cut.num_groups != len(dataset.domain_names):
+        raise ValueError(
+            f"partition {cut.text!r}: G must be {len(dataset.domain_names)}, the number of domains of "
+            f"{dataset.name!r} ({', '.join(dataset.domain_names)})"
+        )
+    return dataset.domain_train.numpy(), dataset.domain_test.numpy()
+
+
+def _equal_counts(cut: _Cut, totals: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """How many training and test examples of each domain each client gets, (client, domain) twice."""
+    shares = np.kron(np.eye(cut.num_groups), np.full((cut.clients, 1), 1 / cut.clients))
+    counts = _counts(shares, totals[0]), _counts(shares, totals[1])
+    if _too_small(counts, cut.least):
+        raise ValueError(
+            f"partition {cut.text!r}: equal parts leave a client with fewer than {cut.least[0]} training or "
+            f"{cut.least[1]} test examples; use fewer clients or smaller min_examples and min_test_examples"
+        )
+    return counts
+
+
+def _drawn_counts(cut: _Cut, totals: tuple[Ints, Ints], seed: int) -> tuple[Ints, Ints]:
+    """How many training and test examples of each class each client gets, (client, class) twice.
+
+    Both are cut by the same shares, so a client is tested on its own distribution.
+    """
+    blame = "there is too little data to give"
+    if all(cut.num_clients * few <= total.sum() for few, total in zip(cut.least, totals, strict=True)):
+        blame = f"none of {MAX_DRAWS} draws gave"
+        for draw in range(MAX_DRAWS):
+            shares = _drawn_shares(cut, totals[1], numpy_generator(seed, "partition", "shares", draw))
+            if shares is None:
+                continue
+            counts = _counts(shares, totals[0]), _counts(shares, totals[1])
+            if not _too_small(counts, cut.least):
+                return counts
+    groups = f" and each group {MIN_GROUP_SHARE:.0%} of an equal share of the test set" if cut.num_groups else ""
+    raise ValueError(
+        f"partition {cut.text!r}: {blame} each of {cut.num_clients} clients {cut.least[0]} training and "
+        f"{cut.least[1]} test examples (of {totals[0].sum()} and {totals[1].sum()}){groups}; use fewer groups or "
+        f"clients, a larger alpha or smaller min_examples and min_test_examples"
+    )
+
+
+def _drawn_shares(cut: _Cut, num_test: Ints, rng: np.random.Generator) -> Floats | None:
+    """Every client's share of every class, or None where a group is too small, (client, class)."""
+    num_classes = len(num_test)
+    if not cut.num_groups:
+        return _shares(rng, cut.alpha, cut.clients, num_classes, cut.share_floor)
+    of_group = _shares(rng, cut.alpha, cut.num_groups, num_classes, cut.share_floor)  # (group, class)
+    if (of_group @ num_test).min() < MIN_GROUP_SHARE * num_test.sum() / cut.num_groups:
+        return None
+    return np.concatenate(
+        [_shares(rng, CLIENT_ALPHA, cut.clients, num_classes, cut.share_floor) * of for of in of_group]
+    )
+
+
+def _shares(rng: np.random.Generator, alpha: float, parts: int, classes: int, floor: float) -> Floats:
+    """Dirichlet(alpha) shares of the parts in each class, rounded down to multiples of `floor`, (part, class)."""
+    shares = rng.dirichlet(np.full(parts, alpha), size=classes).T
+    return np.floor(shares / floor) * floor if floor else shares
+
+
+def _counts(shares: Floats, totals: Ints) -> Ints:
+    """Whole numbers within one of share × total whose sum is complete where the shares' sum is, (client, kind)."""
+    ends = np.rint(np.cumsum(shares, axis=0) * totals).astype(np.int64)
+    return np.diff(ends, axis=0, prepend=0)
+
+
+def _too_small(counts: tuple[Ints, Ints], least: tuple[int, int]) -> bool:
+    return any(count.sum(axis=1).min() < few for count, few in zip(counts, least, strict=True))
+
+
+def _deal(kind_of: Ints, counts: Ints, seed: int, pool: str) -> Ints:
+    """The client of every example, -1 for none: `counts[client, kind]` random examples of each kind, (example,)."""
+    client_of = np.full(len(kind_of), -1)
+    for kind in range(counts.shape[1]):
+        shuffled = numpy_generator(seed, "partition", pool, kind).permutation(np.flatnonzero(kind_of == kind))
+        dealt = np.repeat(np.arange(len(counts)), counts[:, kind])
+        client_of[shuffled[: len(dealt)]] = dealt
+    return client_of
+
+
+def _federated(
+    dataset: Dataset, train_client: Ints, test_client: Ints, group: Ints | None, description: str
+) -> FederatedData:
+    num_clients = int(max(train_client.max(initial=-1), test_client.max(initial=-1))) + 1
+    return FederatedData(
+        *(dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test),
+        train_of=_held(train_client, num_clients),
+        test_of=_held(test_client, num_clients),
+        group=None if group is None else torch.from_numpy(group),
+        num_classes=dataset.num_classes,
+        num_unused=int((train_client < 0).sum() + (test_client < 0).sum()),
+        description=description,
+    )
+
+
+def _held(client_of: Ints, num_clients: int) -> tuple[Tensor, ...]:
+    order = np.argsort(client_of, kind="stable")  # the examples of no client (-1) first, ascending in each client
+    sizes = np.bincount(client_of + 1, minlength=num_clients + 1)
+    return torch.split(torch.from_numpy(order), sizes.tolist())[1:]
+
+
+def _read_split(path: Path, dataset: Dataset, clients_per_group: int | None) -> tuple[Ints, Ints, Ints | None]:
+    if not path.is_file():
+        raise FileNotFoundError(f"partition file {path} does not exist")
+    try:
+        arrays = load_npz(path)
+    except Exception as error:  # whatever the zip and array readers raise on a foreign file
+        raise ValueError(f"partition file {path} is damaged or not an .npz file ({error})") from error
+    split = {}
+    for key, num_examples in (("train_client", len(dataset.y_train)), ("test_client", len(dataset.y_test))):
+        if key not in arrays:
+            raise ValueError(f"partition file {path} has no key {key!r}, only {', '.join(arrays) or 'none'}")
+        client_of = arrays[key]
+        if client_of.shape != (num_examples,) or client_of.dtype.kind not in "iu":
+            raise ValueError(
+                f"partition file {path}: {key} must be {num_examples} integers, one per example of {dataset.name!r}, "
+                f"but is {client_of.dtype.name} {client_of.shape}"
+            )
+        split[key] = client_of.astype(np.int64)
+        if num_examples and split[key].min() < -1:
+            raise ValueError(
+                f"partition file {path}: {key} holds {split[key].min()}; clients are 0, 1, … or -1 for none"
+            )
+    sizes = np.bincount(split["train_client"] + 1, minlength=split["test_client"].max(initial=-1) + 2)[1:]
+    if len(sizes) == 0 or sizes.min() == 0:
+        empty = int(np.argmin(sizes)) if len(sizes) else 0
+        raise ValueError(f"partition file {path}: client {empty} has no training examples")
+    clients = np.arange(len(sizes))
+    if clients_per_group is None and "clients_per_group" in arrays:
+        clients_per_group = int(arrays["clients_per_group"])
+    if clients_per_group is not None:
+        if clients_per_group < 1:
+            raise ValueError(f"clients_per_group = {clients_per_group}: must be at least 1")
+        return split["train_client"], split["test_client"], clients // clients_per_group
+    group = arrays.get("group")
+    if group is not None and (group.shape != clients.shape or group.dtype.kind not in "iu" or group.min() < 0):
+        raise ValueError(f"partition file {path}: group must be {len(clients)} integers from 0, one per client")
+    return split["train_client"], split["test_client"], None if group is None else group.astype(np.int64)
+
+
+def with_validation(data: FederatedData, share: float, seed: int) -> FederatedData:
+    """Each client's test data is a random `share` of its own training data; the real test data is gone.
+
+    So that settings can be chosen without touching test data.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share = {share}: must be above 0 and below 1")
+    train_of, test_of = [], []
+    for client, held in enumerate(data.train_of):
+        if len(held) < 2:
+            raise ValueError(f"client {client}: one training example cannot be cut into training and validation data")
+        shuffled = numpy_generator(seed, "validation", client).permutation(len(held))
+        num_test = min(max(round(share * len(held)), 1), len(held) - 1)
+        train_of.append(held[np.sort(shuffled[num_test:])])
+        test_of.append(held[np.sort(shuffled[:num_test])])
+    return replace(
+        data,
+        x_test=data.x_train,
+        y_test=data.y_train,
+        train_of=tuple(train_of),
+        test_of=tuple(test_of),
+        num_unused=len(data.y_train) - int(data.num_examples.sum()),
+        description=f"{data.description} validation {share:g} seed {seed}",
+    )

@@ -1,0 +1,247 @@
+"""Where raw data is found: a path the user gives, the cache, a system package, the Hugging Face hub, in that order."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+
+from bcfl.data import formats
+from bcfl.data.formats import Arrays, Reader
+
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+
+@dataclass(frozen=True)
+class RawFormat:
+    """Files that together are a data set in a public format; each may be packed as .gz or .bz2 where it reads so."""
+
+    files: tuple[str, ...]
+    read: Reader
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A data set on the Hugging Face hub with the splits train and test."""
+
+    repository: str
+    config: str | None = None
+    image: str = "image"
+    label: str = "label"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything that is known about where one raw data set can come from."""
+
+    formats: tuple[RawFormat, ...] = ()
+    folders: tuple[str, ...] = ()  # under the place searched, besides the place itself
+    image_shape: tuple[int, ...] | None = None  # None: any size
+    hub: Hub | None = None
+    package: Path | None = None
+    package_name: str = ""
+    sha256: str | None = None  # over the bytes of the arrays, where all copies are the same
+
+
+_IDX = RawFormat(
+    ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+    formats.read_idx,
+)
+_REVIEW_FILES = tuple(f"{domain}_{split}.svmlight" for domain in formats.REVIEW_DOMAINS for split in ("train", "test"))
+
+# USPS has no checksum: its public copies are rounded to bytes in different ways.
+SOURCES = {
+    "fashion_mnist": Source(
+        formats=(_IDX,),
+        folders=("fashion-mnist", "FashionMNIST/raw"),
+        image_shape=(28, 28),
+        hub=Hub("zalando-datasets/fashion_mnist"),
+        package=DEBIAN_FASHION_MNIST,
+        package_name="dataset-fashion-mnist",
+        sha256="ca3ab2a37f845e1b8ae23cab1b51749a3011ba3bf1d9016176d75cbaabac376f",
+    ),
+    "cifar10": Source(
+        formats=(
+            RawFormat((*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"), formats.read_cifar_binary),
+        ),
+        folders=("cifar-10-batches-bin",),
+        image_shape=(32, 32, 3),
+        hub=Hub("uoft-cs/cifar10", image="img"),
+        sha256="80387ddb9a0edf3fc4a964ee3770296169bb26a651050df20035579673099660",
+    ),
+    "amazon_review": Source(formats=(RawFormat(_REVIEW_FILES, formats.read_reviews),)),
+    "mnist": Source(
+        formats=(
+            _IDX,
+            RawFormat(("mnist_data.mat",), formats.read_mat("train_28", "label_train", "test_28", "label_test")),
+        ),
+        folders=("MNIST/raw",),
+        hub=Hub("ylecun/mnist"),
+        sha256="06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16",
+    ),
+    "mnistm": Source(
+        formats=(
+            RawFormat(("mnistm_with_label.mat",), formats.read_mat("train", "label_train", "test", "label_test")),
+        ),
+        hub=Hub("Mike0307/MNIST-M"),
+    ),
+    "usps": Source(
+        formats=(
+            RawFormat(("usps", "usps.t"), formats.read_usps_libsvm),
+            RawFormat(("usps_28x28.mat",), formats.read_usps_mat),
+        ),
+        hub=Hub("flwrlabs/usps"),
+    ),
+    "svhn": Source(
+        formats=(
+            RawFormat(("train_32x32.mat", "test_32x32.mat"), formats.read_svhn),
+            RawFormat(("svhn_train_32x32.mat", "svhn_test_32x32.mat"), formats.read_svhn),
+        ),
+        hub=Hub("ufldl-stanford/svhn", config="cropped_digits"),
+    ),
+    "svhn_small": Source(),
+    "synthetic_digits": Source(
+        formats=(
+            RawFormat(("synth_train_32x32.mat", "synth_test_32x32.mat"), formats.read_svhn),
+            RawFormat(("syn_number.mat",), formats.read_mat("train_data", "train_label", "test_data", "test_label")),
+        ),
+    ),
+}
+
+
+def find(name: str, path: str | Path | None = None) -> Arrays:
+    """The raw arrays of `name` from the first place that has them.
+
+    A user's own `path` is taken as it is; what lies in the cache or comes from elsewhere must match the checksum.
+    """
+    source = SOURCES[name]
+    if path is not None:
+        path = Path(path).expanduser()
+        if path.is_file():
+            return _read(name, _npz(name), [path])
+        if not path.is_dir():
+            raise FileNotFoundError(f"path {path}: no such file or directory")
+        if (arrays := _read_folder(name, path)) is not None:
+            return arrays
+    for place in (cache_folder(), source.package):
+        if place is not None and (arrays := _read_folder(name, place)) is not None:
+            _verify(name, arrays, str(place))
+            return arrays
+    arrays = _fetch(name, path)
+    _verify(name, arrays, "the Hugging Face hub")
+    _store(name, arrays)
+    return arrays
+
+
+def cache_folder() -> Path:
+    """BCFL_CACHE, or bcfl in the user's cache directory."""
+    if own := os.environ.get("BCFL_CACHE"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "bcfl"
+
+
+def _npz(name: str) -> RawFormat:
+    keys = formats.REVIEW_KEYS if name == "amazon_review" else formats.IMAGE_KEYS
+    return RawFormat((f"{name}.npz",), formats.read_npz(keys))
+
+
+def _read_folder(name: str, folder: Path) -> Arrays | None:
+    for place in (folder / name, *(folder / sub for sub in SOURCES[name].folders), folder):
+        for raw in (_npz(name), *SOURCES[name].formats):
+            found = [file for file in map(_present, (place / file for file in raw.files)) if file is not None]
+            if len(found) == len(raw.files):
+                return _read(name, raw, found)
+    return None
+
+
+def _present(file: Path) -> Path | None:
+    candidates = (file.with_name(file.name + suffix) for suffix in ("", ".gz", ".bz2"))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _read(name: str, raw: RawFormat, files: Sequence[Path]) -> Arrays:
+    try:
+        arrays = raw.read(files)
+        _check(name, arrays)
+    except Exception as error:  # whatever the zip, array and text readers raise on a damaged or foreign file
+        where = files[0] if len(files) == 1 else f"{files[0].parent} ({', '.join(file.name for file in files)})"
+        raise ValueError(f"data set {name!r}: {where} is damaged or of another format: {_one_line(error)}") from error
+    return arrays
+
+
+def _check(name: str, arrays: Arrays) -> None:
+    if name == "amazon_review":
+        formats.check_reviews(arrays)
+    else:
+        formats.check_images(arrays, SOURCES[name].image_shape)
+
+
+def _verify(name: str, arrays: Arrays, where: str) -> None:
+    expected = SOURCES[name].sha256
+    if expected is None:
+        return
+    digest = hashlib.sha256()
+    for key in formats.IMAGE_KEYS:
+        digest.update(np.ascontiguousarray(arrays[key], np.uint8).tobytes())
+    if digest.hexdigest() != expected:
+        raise ValueError(
+            f"data set {name!r} from {where} is not the published one (sha256 {digest.hexdigest()[:12]}… instead of "
+            f"{expected[:12]}…): remove it, or give path= to use your own copy as it is"
+        )
+
+
+def _fetch(name: str, path: Path | None) -> Arrays:
+    """The arrays from the Hugging Face hub; any failure there means that the data set is absent."""
+    hub = SOURCES[name].hub
+    if hub is None:
+        raise _missing(name, path, "it cannot be downloaded automatically")
+    try:
+        import datasets
+    except ImportError as error:
+        raise _missing(name, path, f"or pip install 'bcfl[data]' to download {hub.repository}") from error
+    arrays: Arrays = {}
+    try:
+        for split in ("train", "test"):
+            rows = datasets.load_dataset(hub.repository, hub.config, split=split)
+            pairs = [
+                (np.asarray(row[hub.image], np.uint8), row[hub.label])
+                for row in track(rows, description=f"unpacking {name} {split}", total=len(rows), transient=True)
+            ]
+            arrays[f"x_{split}"] = np.stack([pixels[..., :3] if pixels.ndim == 3 else pixels for pixels, _ in pairs])
+            arrays[f"y_{split}"] = np.array([label for _, label in pairs], np.uint8)
+        _check(name, arrays)
+    except Exception as error:  # network, hub, pyarrow and Pillow each have errors of their own
+        raise _missing(name, path, f"downloading {hub.repository} failed: {_one_line(error)}") from error
+    return arrays
+
+
+def _store(name: str, arrays: Arrays) -> None:
+    """The cache holds the arrays, whole or not at all."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
+        try:
+            np.savez(file, allow_pickle=False, **arrays)
+            file.close()
+            Path(file.name).replace(folder / f"{name}.npz")
+        finally:
+            Path(file.name).unlink(missing_ok=True)
+
+
+def _missing(name: str, path: Path | None, advice: str) -> FileNotFoundError:
+    source = SOURCES[name]
+    wanted = " or ".join([f"{name}.npz", *(" + ".join(raw.files) for raw in source.formats)])
+    places = [str(place) for place in (path, cache_folder(), source.package) if place is not None]
+    package = f", install the system package {source.package_name}" if source.package else ""
+    return FileNotFoundError(
+        f"data set {name!r} not found in {', '.join(places)}: give path=, a directory with {wanted}{package}; {advice}"
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,260 @@
+"""Many clients on one machine: persistent one-thread workers, distinct jobs only, the same bits for any number of them.
+
+Workers are threads: torch lets go of the interpreter while it computes, so they scale like processes for real
+networks, and a model may be any callable of the user's, a lambda in a notebook included. One job runs in one worker
+from beginning to end and results are handed out in the order of the jobs, so nothing depends on how many there are.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bcfl import local
+from bcfl.data.partition import FederatedData
+from bcfl.federation import Choice, Jobs, Work, prior_of
+from bcfl.gaussian import Gaussian
+from bcfl.local import Evaluation, Examples, Training
+from bcfl.models import FlatModel, ModelFactory, build
+from bcfl.randomness import generator, numpy_generator
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round, who vanishes and who is late; all of it drawn from the run's seed."""
+
+    clients_per_round: float = 1.0  # up to 1: a share of all clients; above: their number
+    dropout: float = 0.0  # probability that a chosen client vanishes before it answers anything
+    straggling: float = 0.0  # probability that a client answers a score in time, but not a fit
+
+    def draw(self, num_clients: int, seed: int, round_index: int) -> tuple[Tensor, Tensor]:
+        """Who is present and who is in time for the fit; at least one client is present."""  # (client,) bool each
+        random = numpy_generator(seed, "participation", round_index)
+        share = self.clients_per_round
+        count = round(share * num_clients) if share <= 1 else int(share)
+        present = torch.zeros(num_clients, dtype=torch.bool)
+        chosen = random.permutation(num_clients)[: min(max(count, 1), num_clients)]
+        vanished = random.random(len(chosen)) < self.dropout
+        vanished[0] &= not vanished.all()  # a round needs somebody
+        present[chosen[~vanished]] = True
+        in_time = torch.from_numpy(random.random(num_clients) >= self.straggling)
+        return present, in_time
+
+
+class Simulator:
+    """All clients' data and the workers; `begin(round)` gives the federation as a method sees it in that round."""
+
+    def __init__(
+        self,
+        factory: ModelFactory,
+        data: FederatedData,
+        training: Training,
+        seed: int,
+        participation: Participation | None = None,
+        num_workers: int | None = None,
+    ):
+        self.factory, self.training, self.seed = factory, training, seed
+        self.participation = participation or Participation()
+        (x_train, images), (x_test, _) = local.pool(data.x_train), local.pool(data.x_test)
+        self.train = [Examples(x_train, data.y_train, index, images) for index in data.train_of]
+        self.test = [Examples(x_test, data.y_test, index, images) for index in data.test_of]
+        self.num_examples = torch.tensor([len(own) for own in self.train], dtype=torch.float64)
+        if not self.num_examples.all():
+            raise ValueError(f"client {int((self.num_examples == 0).nonzero()[0])} has no training data")
+        probe = FlatModel(build(factory, seed, "probe"))
+        self.num_classes, draws_globally = local.check_model(probe, self.train[0], data.num_classes)
+        self.num_parameters, self.num_last_layer = probe.num_parameters, probe.num_last_layer
+        self.num_evaluated = len(probe.vector)  # what a forward pass needs: parameters and BatchNorm statistics
+        self.num_statistics = probe.num_statistics + (
+            probe.num_parameters if training.momentum_state == "belief" else 0
+        )
+        self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
+        self._draws_globally = draws_globally
+        # client -> belief -> the momentum that the client keeps of it: only for momentum_state = "client".
+        self.momentum: dict[int, dict[int, Tensor]] = {}
+        self._thread = threading.local()
+        self._workers = ThreadPoolExecutor(self.num_workers, "bcfl-worker", initializer=self._start_worker)
+
+    def _start_worker(self) -> None:
+        torch.set_num_threads(1)
+        self._thread.model = FlatModel(build(self.factory, self.seed, "probe"))
+
+    def close(self) -> None:
+        self._workers.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> "Simulator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.train)
+
+    def begin(self, round_index: int) -> "SimulatedClients":
+        return SimulatedClients(self, round_index)
+
+    def run(self, task: Callable[[FlatModel], T]) -> "Future[T]":
+        return self._workers.submit(lambda: task(self._thread.model))
+
+    def stream(self, tasks: Iterable[Callable[[FlatModel], T]]) -> Iterator[T]:
+        """The results of the tasks, in their order; only a few are ever ahead, so that memory stays bounded."""
+        waiting: deque[Future[T]] = deque()
+        for task in tasks:
+            waiting.append(self.run(task))
+            if len(waiting) > 2 * self.num_workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]:
+        """Each client's model on its own test data; None for a client without any."""
+
+        def task(client: int, vector: Tensor) -> Callable[[FlatModel], Evaluation | None]:
+            own = self.test[client]
+            return lambda model: local.evaluate(model, vector, own, self.num_classes) if len(own) else None
+
+        return list(self.stream(task(c, models[int(m)]) for c, m in enumerate(model_of_client)))
+
+    def seed_global(self, *path: int | str) -> None:
+        """Fix torch's global generator for a job, for models that draw from it (there is one worker then)."""
+        if self._draws_globally:
+            torch.manual_seed(generator(self.seed, *path).initial_seed())
+
+
+class SimulatedClients:
+    """The federation in one round; counts the work that it is asked for."""
+
+    def __init__(self, engine: Simulator, round_index: int):
+        self.engine, self.round, self.seed = engine, round_index, engine.seed
+        self.num_examples = engine.num_examples
+        self.num_parameters, self.num_last_layer = engine.num_parameters, engine.num_last_layer
+        self.num_statistics, self.local_steps = engine.num_statistics, engine.training.local_steps
+        self.present, self.in_time = engine.participation.draw(engine.num_clients, engine.seed, round_index)
+        self.work = Work()
+        self._momentum_before, engine.momentum = engine.momentum, dict(engine.momentum)
+
+    def draw_model(self, *path: int) -> Tensor:
+        vector = torch.zeros(self.num_parameters + self.num_statistics)  # carried momentum starts at rest
+        initial = FlatModel(build(self.engine.factory, self.seed, *path)).vector
+        vector[: len(initial)] = initial
+        return vector
+
+    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
+        return self._score(models, max_examples, local.total_log_likelihood)
+
+    def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
+        return self._score(models, max_examples, local.share_explained)
+
+    def _score(self, models: Tensor, max_examples: int | None, summary: local.Summary) -> Tensor:
+        clients = self._present_clients()
+        tasks = (
+            partial(self._scores_of, c, models=models, max_examples=max_examples, summary=summary) for c in clients
+        )
+        scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
+        for client, row in zip(clients, self.engine.stream(tasks), strict=True):
+            scores[client] = row
+            self._count_scored(client, len(models), max_examples)
+        self.work.exchanges += 1
+        self.work.scalars_up += len(clients) * len(models)
+        self.work.parameters_down += len(clients) * len(models) * self.engine.num_evaluated
+        return scores
+
+    def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
+        pairs = zip(jobs.belief.tolist(), jobs.client.tolist(), strict=True)
+        in_time = [(i, belief, client) for i, (belief, client) in enumerate(pairs) if self.in_time[client]]
+        tasks = (partial(self._posterior_of, client, belief, models, jobs, i) for i, belief, client in in_time)
+        results = self.engine.stream(tasks)
+        self.work.exchanges += 1
+        for client, belief in zip(jobs.client.tolist(), jobs.belief.tolist(), strict=True):
+            if not self.in_time[client]:
+                self.work.late += 1
+                yield None
+                continue
+            self.work.parameters_down += self._model_size(jobs.curvature) + (
+                0 if jobs.start is None else models.mean.shape[1]
+            )
+            yield self._received(client, belief, jobs, *next(results))
+
+    def fit_best(
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+    ) -> Iterator[Choice]:
+        def task(client: int, model: FlatModel) -> tuple[int, tuple[Gaussian, Tensor]]:
+            scores = self._scores_of(client, model, models.mean, max_examples, local.total_log_likelihood)
+            best = int(scores.argmax())
+            return best, self._posterior_of(client, best, models, jobs, 0, model)
+
+        jobs = Jobs(torch.empty(0), torch.empty(0), strength=torch.tensor([strength]), curvature=curvature)
+        clients = self._present_clients()
+        in_time = [client for client in clients if self.in_time[client]]
+        self.work.exchanges += 1
+        self.work.late += len(clients) - len(in_time)
+        for client, (best, answer) in zip(in_time, self.engine.stream(partial(task, c) for c in in_time), strict=True):
+            self._count_scored(client, len(models), max_examples)
+            self.work.scalars_up += 1
+            self.work.parameters_down += len(models) * self._model_size(curvature)
+            yield Choice(client, best, self._received(client, best, jobs, *answer))
+
+    def _present_clients(self) -> list[int]:
+        return self.present.nonzero()[:, 0].tolist()
+
+    def _scores_of(
+        self, client: int, model: FlatModel, models: Tensor, max_examples: int | None, summary: local.Summary
+    ) -> Tensor:
+        own = self.engine.train[client]
+        rows = local.scoring_rows(len(own), max_examples, generator(self.seed, "score", self.round, client))
+        return summary(local.log_likelihoods(model, models, own, rows), len(own))  # (model,)
+
+    def _posterior_of(
+        self, client: int, belief: int, models: Gaussian, jobs: Jobs, job: int, model: FlatModel
+    ) -> tuple[Gaussian, Tensor]:
+        path = ("fit", self.round, client)  # the same batches whichever belief is trained: a fair comparison
+        self.engine.seed_global(*path)
+        strength = 1.0 if jobs.strength is None else float(jobs.strength[job])
+        return local.fit(
+            model,
+            models.mean[belief] if jobs.start is None else jobs.start[client],
+            prior_of(models[belief], strength, self.num_parameters),
+            self.engine.train[client],
+            self.engine.training,
+            generator(self.seed, *path),
+            curvature=jobs.curvature,
+            num_steps=jobs.num_steps,
+            momentum=self._kept_momentum(client, belief, jobs.parent_of),
+        )
+
+    def _kept_momentum(self, client: int, belief: int, parent_of: Tensor | None) -> Tensor | None:
+        """The client's momentum in the belief's line of descent, or its latest if it trained elsewhere."""
+        kept = self._momentum_before.get(client, {})
+        parent = belief if parent_of is None else int(parent_of[belief])
+        return kept.get(parent, next(reversed(kept.values()), None))
+
+    def _received(self, client: int, belief: int, jobs: Jobs, posterior: Gaussian, momentum: Tensor) -> Gaussian | None:
+        self.work.trainings += 1
+        self.work.local_steps += jobs.num_steps or self.local_steps
+        self.work.parameters_up += self._model_size(jobs.curvature)
+        if not posterior.is_finite():
+            self.work.rejected += 1
+            return None
+        if self.engine.training.momentum_state == "client":
+            if self.engine.momentum.get(client) is self._momentum_before.get(client):
+                self.engine.momentum[client] = {}
+            self.engine.momentum[client][belief] = momentum
+        return posterior
+
+    def _model_size(self, curvature: bool) -> int:
+        return self.num_parameters + self.num_statistics + (self.num_parameters if curvature else 0)
+
+    def _count_scored(self, client: int, num_models: int, max_examples: int | None) -> None:
+        num_examples = len(self.engine.train[client])
+        self.work.scored_examples += num_models * min(num_examples, max_examples or num_examples)

@@ -1,0 +1,1 @@
+"""Experiments: a configuration, a run that survives anything, and what it measured."""

@@ -1,0 +1,227 @@
+"""What a run is: five sections of settings, checked once at the border. Nothing else decides its results."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from bcfl.engines.simulator import Participation
+from bcfl.local import Training
+from bcfl.methods import option_types
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """[data] which examples there are, and which client holds which."""
+
+    name: str = "digits"
+    path: str | None = None  # a folder or file with the data set, where it is not found by itself
+    factory: str | None = None  # package.module:function that returns a list of clients, instead of a named set
+    partition: str = "feature(4,5)"
+    partition_file: str | None = None  # for partition = "file"
+    clients_per_group: int | None = None  # for partition = "file": true group = client // clients_per_group
+    seed: int | None = None  # of the partition; None: the run's seed
+    share_floor: float = 0.0
+    min_examples: int = 10
+    rotations: tuple[int, ...] | None = None  # of digits
+    domains: tuple[str, ...] | None = None  # of digits_five
+    validation: float = 0.0  # test on this share of the clients' training data instead of the test data
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """[model] the network that every cluster has."""
+
+    name: str = "auto"  # auto: what suits the data set
+    factory: str | None = None  # package.module:function that returns a torch.nn.Module, instead of a named model
+
+
+@dataclass(frozen=True)
+class ExperimentConfig:
+    """[experiment] how long, from which seed, who takes part, what is kept."""
+
+    rounds: int = 30
+    seed: int = 0
+    evaluate_every: int = 1
+    checkpoint_every: int = 1
+    clients_per_round: float = 1.0
+    dropout: float = 0.0
+    straggling: float = 0.0
+
+    def participation(self) -> Participation:
+        return Participation(self.clients_per_round, self.dropout, self.straggling)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run's settings, resolved: every default is written out."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "bcfl-mh-3", "num_clusters": 4})
+    training: Training = field(default_factory=Training)
+    experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Plain values, ready for JSON."""
+        sections = {name: getattr(self, name) for name in SECTIONS}
+        plain = {n: dataclasses.asdict(s) if dataclasses.is_dataclass(s) else dict(s) for n, s in sections.items()}  # type: ignore[arg-type]
+        return json.loads(json.dumps(plain))  # type: ignore[no-any-return]  # tuples become lists, as JSON has them
+
+    def identity(self) -> str:
+        """A short name of exactly these settings: two runs with the same identity give the same results."""
+        text = json.dumps(self.as_dict(), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+SECTIONS: dict[str, Any] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "method": None,  # its keys are the methods' own options
+    "training": Training,
+    "experiment": ExperimentConfig,
+}
+
+
+def parse_config(values: Mapping[str, Any]) -> Config:
+    """The configuration that nested plain values describe; an unknown key or a wrong type is named."""
+    _refuse_unknown(values, SECTIONS, "section", "")
+    for name, section in values.items():
+        if not isinstance(section, Mapping):
+            raise ValueError(f"{name} must be a section of settings, got {section!r}")
+    sections = {
+        name: _parse_section(kind, values.get(name, {}), name) for name, kind in SECTIONS.items() if kind is not None
+    }
+    config = Config(method=_parse_method(values.get("method", {})), **sections)
+    _check_ranges(config)
+    return config
+
+
+def load_config(path: Path | None, overrides: Iterable[str] = (), **experiment: Any) -> Config:
+    """The configuration of a TOML file (or the default one), changed by `section.key=value` overrides."""
+    values: dict[str, Any] = read_toml(path) if path else {}
+    for override in overrides:
+        apply_override(values, override)
+    values.setdefault("experiment", {}).update({key: value for key, value in experiment.items() if value is not None})
+    return parse_config(values)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"configuration file {path} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"configuration file {path} is not valid TOML: {error}") from None
+
+
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Set one `section.key=value`; the value is read as TOML, and as plain text if it is not TOML."""
+    key, equals, text = override.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not (equals and dot and name):
+        raise ValueError(f"--set takes section.key=value, got {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    part = values.setdefault(section, {})
+    if not isinstance(part, dict):
+        raise ValueError(f"{section} must be a section of settings, got {part!r}")
+    part[name] = value
+
+
+def _parse_method(values: Mapping[str, Any]) -> dict[str, Any]:
+    hints = {"name": str, **option_types()}
+    _refuse_unknown(values, hints, "key", "method.")
+    method = {"name": "bcfl-mh-3", "num_clusters": 4, **values}
+    return {key: check_type(value, hints[key], f"method.{key}") for key, value in method.items()}
+
+
+def _parse_section(kind: Any, values: Mapping[str, Any], section: str) -> Any:
+    hints = get_type_hints(kind)
+    _refuse_unknown(values, hints, "key", f"{section}.")
+    return kind(**{key: check_type(value, hints[key], f"{section}.{key}") for key, value in values.items()})
+
+
+def check_type(value: Any, hint: Any, key: str) -> Any:
+    """`value` as the type that `hint` asks for; raises a ValueError that names `key` otherwise."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for option in options:
+        if option is type(None) and (value is None or value == "none"):
+            return None
+        if get_origin(option) is Literal and value in get_args(option):
+            return value
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if option in (int, str) and type(value) is option:
+            return value
+        if option is bool and isinstance(value, bool):
+            return value
+        if get_origin(option) is tuple and isinstance(value, list | tuple):
+            kinds = get_args(option)
+            length_fits = kinds[-1] is Ellipsis or len(kinds) == len(value)
+            if length_fits:
+                return tuple(check_type(part, kinds[0], key) for part in value)
+    raise ValueError(f"{key} must be {_describe(options)}, got {value!r}")
+
+
+def _describe(options: tuple[Any, ...]) -> str:
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): '"none"'}
+    described = []
+    for option in options:
+        if get_origin(option) is Literal:
+            described.append(" or ".join(f'"{choice}"' for choice in get_args(option)))
+        else:
+            described.append(words.get(option, "a list"))
+    return " or ".join(described)
+
+
+def _refuse_unknown(values: Iterable[str], allowed: Iterable[str], what: str, prefix: str) -> None:
+    allowed = sorted(allowed)
+    for key in values:
+        if key not in allowed:
+            near = difflib.get_close_matches(key, allowed, 1)
+            hint = f"did you mean {prefix}{near[0]}? " if near else ""
+            raise ValueError(f"unknown {what} {prefix}{key}; {hint}allowed: {', '.join(allowed)}")
+
+
+def _check_ranges(config: Config) -> None:
+    training, experiment, data = config.training, config.experiment, config.data
+    rules = {
+        "training.learning_rate": (training.learning_rate > 0, "> 0"),
+        "training.momentum": (0 <= training.momentum < 1, "in [0, 1)"),
+        "training.batch_size": (training.batch_size >= 1, "≥ 1"),
+        "training.local_steps": (training.local_steps >= 1, "≥ 1"),
+        "training.fisher_examples": (training.fisher_examples >= 1, "≥ 1"),
+        "experiment.rounds": (experiment.rounds >= 1, "≥ 1"),
+        "experiment.seed": (experiment.seed >= 0, "≥ 0"),
+        "experiment.evaluate_every": (experiment.evaluate_every >= 1, "≥ 1"),
+        "experiment.checkpoint_every": (experiment.checkpoint_every >= 1, "≥ 1"),
+        "experiment.clients_per_round": (experiment.clients_per_round > 0, "> 0"),
+        "experiment.dropout": (0 <= experiment.dropout < 1, "in [0, 1)"),
+        "experiment.straggling": (0 <= experiment.straggling < 1, "in [0, 1)"),
+        "data.share_floor": (0 <= data.share_floor < 1, "in [0, 1)"),
+        "data.min_examples": (data.min_examples >= 1, "≥ 1"),
+        "data.validation": (0 <= data.validation < 1, "in [0, 1)"),
+    }
+    at_least = {"num_clusters": 1, "evidence_points": 1, "scoring_examples": 1, "selection": 1, "warm_up_rounds": 0}
+    at_least |= {"prior_precision": 0, "proximal": 0}
+    for name in at_least.keys() & config.method.keys():
+        value = config.method[name]
+        rules[f"method.{name}"] = (value is None or value >= at_least[name], f"≥ {at_least[name]}")
+    for name in {"forgetting", "min_weight"} & config.method.keys():
+        rules[f"method.{name}"] = (0 <= config.method[name] <= 1, "in [0, 1]")
+    for name in {"give_up_weight", "sigma", "alpha", "smoothing"} & config.method.keys():
+        rules[f"method.{name}"] = (config.method[name] is None or config.method[name] > 0, "> 0")
+    values = config.as_dict()
+    for key, (holds, allowed) in rules.items():
+        if not holds:
+            section, name = key.split(".")
+            raise ValueError(f"{key} must be {allowed}, got {values[section][name]}")

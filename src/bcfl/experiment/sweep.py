@@ -1,0 +1,69 @@
+"""Many runs, none of them twice: each has a folder named by its settings, so what is done is found again."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bcfl.experiment.config import Config
+from bcfl.experiment.run import Observer, resume, start
+from bcfl.experiment.store import RunFolder
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a sweep and where it belongs."""
+
+    config: Config
+    path: Path
+
+    @property
+    def complete(self) -> bool:
+        return (self.path / "result.json").exists()
+
+
+def plan(configs: Iterable[Config], out: Path) -> list[Planned]:
+    """A folder for every run, named for people and, by the settings' identity, for finding it again."""
+    planned = {}
+    for config in configs:
+        name = f"{config.data.name}-{config.method['name']}-s{config.experiment.seed}-{config.identity()}"
+        planned[name] = Planned(config, out / name)
+    return list(planned.values())
+
+
+def sweep(
+    runs: Sequence[Planned],
+    num_workers: int | None = None,
+    observers_for: Callable[[int, Planned], Sequence[Observer]] = lambda position, run: (),
+) -> list[dict[str, Any]]:
+    """The summaries of all runs; those that are complete are read, those that were stopped go on.
+
+    One run at a time: each of them uses all cores by itself.
+    """
+    summaries = []
+    for position, run in enumerate(runs):
+        if not run.complete:
+            own: dict[str, Any] = {"num_workers": num_workers, "observers": observers_for(position, run)}
+            if (run.path / "manifest.json").exists():
+                resume(run.path, **own)
+            else:
+                start(run.config, run.path, **own)
+        summaries.append(RunFolder.open(run.path).read("result.json"))
+    return summaries
+
+
+def by_method(summaries: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The summaries of each method, in the order in which the methods first appear."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        groups.setdefault(summary["method"], []).append(summary)
+    return groups
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """Mean and sample standard deviation (0 for a single value); None where nothing was measured."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0

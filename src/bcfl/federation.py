@@ -1,0 +1,164 @@
+"""The contract between methods and engines: what a client can be asked, what a server remembers.
+
+A client is asked only two things: *how likely is your data under these models?* (score) and *train from this prior*
+(fit). A method turns the server's state into the next one with these two questions; an engine answers them, on one
+machine or across many. Neither knows more of the other than what stands here.
+
+A model is one flat vector: its parameters first, then statistics that are not learned by gradient but travel with
+them (BatchNorm's running mean and variance, and momentum where it is carried with the belief). A belief's precision
+over the statistics is the number of examples behind them, so that fusing beliefs averages them by examples; as a
+prior they are always flat.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bcfl.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """What the server believes between two rounds: weighted stories of who belongs where, and the models they imply.
+
+    Each distinct belief is stored once; hypotheses refer to it by index. Methods without hypotheses have one.
+    """
+
+    models: Gaussian  # (belief, vector)
+    model_of: Tensor  # (hypothesis, cluster) -> belief
+    log_weight: Tensor  # (hypothesis,), normalised, best first
+    assignment: Tensor  # (hypothesis, client) -> cluster; −1: never associated yet
+    parent_of: Tensor  # (belief,) -> the belief it came from in the round before
+    family: Tensor  # (hypothesis,) -> the initial draw of cluster models that it descends from
+    personal: Tensor | None = None  # (client, vector): the clients' own models, for methods that personalise
+
+    @property
+    def num_clusters(self) -> int:
+        return self.model_of.shape[1]
+
+    def predictors(self) -> tuple[Tensor, Tensor]:
+        """The models in use and which of them serves each client: its own, or its cluster's in the best hypothesis.
+
+        A client that was never associated is served by the cluster with the most clients.
+        """  # (model, vector), (client,) -> model
+        if self.personal is not None:
+            return self.personal, torch.arange(len(self.personal))
+        own, beliefs = self.assignment[0], self.model_of[0]
+        largest = torch.bincount(own[own >= 0], minlength=self.num_clusters).argmax()
+        return self.models.mean, beliefs[torch.where(own >= 0, own, largest)]
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Local trainings to be done, each distinct (belief, client) pair once.
+
+    The prior of job i is models[belief[i]] to the power strength[i] on the parameters, and flat on the statistics.
+    """
+
+    belief: Tensor  # (job,)
+    client: Tensor  # (job,)
+    strength: Tensor | None = None  # (job,), 1 everywhere if None
+    curvature: bool = False  # whether the posterior's precision is learned; else it counts examples
+    start: Tensor | None = None  # (client, vector) where a client starts, if not at the prior's mean
+    parent_of: Tensor | None = None  # (belief,) -> belief of the round before, whose momentum a client continues
+    num_steps: int | None = None  # local steps, if not the usual number
+
+    def __len__(self) -> int:
+        return len(self.belief)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A client's answer when it picks its own best belief and trains only that."""
+
+    client: int
+    belief: int
+    posterior: Gaussian | None  # None: it did not come back in time, or came back non-finite
+
+
+class Clients(Protocol):
+    """The federation as a method sees it in one round; row order is client order, always."""
+
+    num_examples: Tensor  # (client,) float64
+    num_parameters: int
+    num_last_layer: int  # of the parameters, the last ones: the model's last layer
+    num_statistics: int
+    present: Tensor  # (client,) bool: who takes part in this round
+    local_steps: int  # of one fit, unless its jobs say otherwise
+    seed: int
+    round: int
+
+    def draw_model(self, *path: int) -> Tensor:
+        """A freshly initialised model, a function of the run's seed and `path`."""  # (vector,)
+        ...
+
+    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
+        """Log-likelihood of each client's data under each model, scaled up to all of the client's examples.
+
+        All models of a client are scored on the same examples (at most `max_examples`); rows of absent clients are NaN.
+        """  # (model, vector) -> (client, model) float64
+        ...
+
+    def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
+        """The share of each client's examples that each model explains best; NaN for absent clients."""
+        ...  # (model, vector) -> (client, model) float64
+
+    def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
+        """One local posterior per job, in the order of the jobs, as they become ready; None where none is usable."""
+        ...
+
+    def fit_best(
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+    ) -> Iterator[Choice]:
+        """Score and fit in one exchange: every present client trains the one belief that explains its data best."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """What a reader wants to know about a round's associations, before any merging."""
+
+    parent: Tensor  # (hypothesis,) -> hypothesis of the round before
+    assignment: Tensor  # (hypothesis, client) -> cluster
+    log_weight: Tensor  # (hypothesis,)
+
+
+class Method(Protocol):
+    """A federated method: how the server starts, and how one round turns its state into the next."""
+
+    def init(self, clients: Clients) -> Hypotheses: ...
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]: ...
+
+
+@dataclass
+class Work:
+    """What a round has cost so far; engines count it, so that no method can forget to."""
+
+    trainings: int = 0
+    local_steps: int = 0
+    scored_examples: int = 0  # (example, model) pairs
+    parameters_down: int = 0  # numbers sent to clients that belong to models
+    parameters_up: int = 0
+    scalars_up: int = 0  # scores and choices
+    exchanges: int = 0
+    rejected: int = 0  # answers left out because they were not finite
+    late: int = 0  # answers left out because they did not come in time
+
+    def as_dict(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def prior_of(belief: Gaussian, strength: float, num_parameters: int) -> Gaussian:
+    """The prior that a belief becomes for local training: belief^strength on the parameters, flat on the statistics."""
+    precision = belief.precision * strength
+    precision[..., num_parameters:] = 0
+    return Gaussian(belief.mean, precision)
+
+
+def one_story(state: Hypotheses) -> RoundInfo:
+    """The associations of a state that holds a single hypothesis, as a round's info."""
+    return RoundInfo(torch.zeros(1, dtype=torch.int64), state.assignment, torch.zeros(1, dtype=torch.float64))

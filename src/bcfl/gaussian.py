@@ -1,0 +1,221 @@
+"""Beliefs about a model's parameters: diagonal Gaussians, how to combine them and how to draw from them.
+
+A coordinate with precision 0 is flat (nothing is known about it), one with infinite precision is a point.
+The last axis is the parameter axis; any axes before it are a stack of independent beliefs.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+FusionRule = Literal["product", "exact", "geometric"]
+FUSION_RULES: tuple[str, ...] = get_args(FusionRule)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A diagonal Gaussian N(mean, 1 / precision), or a stack of them along the leading axes."""
+
+    mean: Tensor  # (..., parameter)
+    precision: Tensor  # (..., parameter), ≥ 0
+
+    def __post_init__(self) -> None:
+        if self.mean.shape != self.precision.shape or self.mean.dim() == 0:
+            shapes = f"{tuple(self.mean.shape)} and {tuple(self.precision.shape)}"
+            raise ValueError(f"mean and precision must have one shape (..., parameter), got {shapes}")
+        if not (self.mean.is_floating_point() and self.mean.dtype == self.precision.dtype):
+            types = f"{self.mean.dtype} and {self.precision.dtype}"
+            raise ValueError(f"mean and precision must have one floating-point type, got {types}")
+        # min() of a NaN is NaN, which is not < 0: a client's broken answer is caught by is_finite, not here.
+        if self.precision.numel() and bool(self.precision.min() < 0):
+            raise ValueError(f"precision must be ≥ 0 everywhere, got {float(self.precision.min())}")
+
+    def __getitem__(self, index: Any) -> "Gaussian":
+        return Gaussian(self.mean[index], self.precision[index])
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def __iter__(self) -> Iterator["Gaussian"]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def variance(self) -> Tensor:
+        return self.precision.reciprocal()  # 1/0 = ∞ and 1/∞ = 0, as the two limits should be
+
+    def is_finite(self) -> bool:
+        """Whether every mean is finite and every precision is finite."""
+        return bool(self.mean.isfinite().all()) and bool(self.precision.isfinite().all())
+
+
+def flat(mean: Tensor) -> Gaussian:
+    """A belief that knows nothing (precision 0), centred on `mean`."""
+    return Gaussian(mean, torch.zeros_like(mean))
+
+
+def stack(beliefs: Sequence[Gaussian]) -> Gaussian:
+    """The beliefs along a new first axis."""
+    return Gaussian(torch.stack([b.mean for b in beliefs]), torch.stack([b.precision for b in beliefs]))
+
+
+def temper(belief: Gaussian, power: float) -> Gaussian:
+    """p(ω)^power, renormalised: the same mean with its precision scaled by `power`."""
+    if not (power >= 0 and math.isfinite(power)):
+        raise ValueError(f"power must be a finite number ≥ 0, got {power}")
+    return Gaussian(belief.mean, belief.precision * power)
+
+
+class Fusion:
+    """The fusion of local posteriors that were computed from one shared prior, folded in as they arrive.
+
+    Holds two vectors however many posteriors are added; they become the result's mean and precision, and lie in
+    `into` if that is given. Writing Λ for precision and μ for mean, with Λ₀, μ₀ the prior's, n posteriors give
+    (eq. fed_posterior):
+
+        product     Λ = Σ Λⱼ                 Π p(ω|Dʲ): counts the shared prior n times
+        exact       Λ = Λ₀ + Σ (Λⱼ − Λ₀)     the product divided by prior^(n−1): counts it once
+        geometric   Λ = Σ Λⱼ / n             the product to the power 1/n
+        mean        μ₀ + Σ Λⱼ (μⱼ − μ₀) / Λ  (for geometric: with the product's Λ)
+
+    Means are accumulated relative to μ₀: there the prior's own term vanishes for every rule, and large common
+    offsets do not eat the digits. A coordinate about which nothing is known (Λ = 0) keeps the prior's mean, and so
+    does everything when no posterior was added. Precisions must be finite.
+    """
+
+    def __init__(self, prior: Gaussian, rule: FusionRule, into: tuple[Tensor, Tensor] | None = None):
+        if rule not in FUSION_RULES:
+            raise ValueError(f"unknown fusion rule {rule!r}, allowed: {', '.join(FUSION_RULES)}")
+        if not prior.is_finite():  # ∞ − ∞ would quietly become NaN
+            raise ValueError("prior must have finite means and precisions")
+        self._prior, self._rule, self.count = prior, rule, 0.0
+        self._shift, self._precision = into or (torch.empty_like(prior.mean), torch.empty_like(prior.mean))
+        self._shift.zero_()  # Σ Λⱼ (μⱼ − μ₀)
+        self._precision.copy_(prior.precision) if rule == "exact" else self._precision.zero_()
+
+    def add(self, posterior: Gaussian, weight: float = 1.0) -> None:
+        """Fold in posterior^weight."""
+        if posterior.mean.shape != self._prior.mean.shape:
+            shapes = f"{tuple(posterior.mean.shape)} and {tuple(self._prior.mean.shape)}"
+            raise ValueError(f"posterior and prior must have one shape, got {shapes}")
+        self._precision.add_(posterior.precision, alpha=weight)
+        if self._rule == "exact":
+            self._precision.sub_(self._prior.precision, alpha=weight)
+        self._shift.addcmul_(posterior.precision, posterior.mean - self._prior.mean, value=weight)
+        self.count += weight
+
+    def result(self) -> Gaussian:
+        """The fused belief, in the fold's own storage; the fold is used up."""
+        if self.count == 0:
+            self._shift.copy_(self._prior.mean)
+            self._precision.copy_(self._prior.precision)
+            return Gaussian(self._shift, self._precision)
+        unknown = self._precision.clamp_(min=0) == 0  # rounding may leave exact's difference a hair below zero
+        self._shift.div_(self._precision).masked_fill_(unknown, 0).add_(self._prior.mean)
+        if self._rule == "geometric":
+            self._precision.div_(self.count)
+        return Gaussian(self._shift, self._precision)
+
+
+def fuse(posteriors: Iterable[Gaussian], prior: Gaussian, rule: FusionRule) -> Gaussian:
+    """One belief from local posteriors that share `prior`, by `rule` (see Fusion); no posterior gives the prior."""
+    fold = Fusion(prior, rule)
+    for j, posterior in enumerate(posteriors):
+        if not posterior.is_finite():
+            raise ValueError(f"posteriors[{j}] must have finite means and precisions")
+        fold.add(posterior)
+    return fold.result()
+
+
+class Merging:
+    """The Gaussian with the mean and variance of a mixture, per coordinate, folded in component by component.
+
+        m = Σ φⱼ mⱼ        S = Σ φⱼ (Sⱼ + (mⱼ − m)²)          (eq. JPDA_AA)
+
+    The spread is summed from centred means (Welford), so it is never negative. A flat component (precision 0)
+    makes its coordinate flat; points (infinite precision) leave only the spread. Weights need not sum to one.
+    """
+
+    def __init__(self, like: Tensor):
+        self._mean = torch.zeros_like(like)
+        self._variance = torch.zeros_like(like)  # Σ φ (S + spread), not yet divided by the total weight
+        self._total = 0.0
+
+    def add(self, component: Gaussian, weight: float) -> None:
+        if weight == 0:  # 0 · ∞ would be NaN; a component without weight says nothing
+            return
+        self._total += weight
+        share = weight / self._total
+        step = component.mean - self._mean
+        self._mean.add_(step, alpha=share)
+        self._variance.add_(component.variance, alpha=weight)
+        self._variance.addcmul_(step, step, value=weight * (1 - share))
+
+    def result(self) -> Gaussian:
+        """The merged belief; the fold is used up."""
+        if self._total == 0:
+            raise ValueError("a merge needs at least one component with a positive weight")
+        return Gaussian(self._mean, self._variance.div_(self._total).reciprocal_())
+
+
+def merge(components: Gaussian, log_weight: Tensor) -> Gaussian:
+    """The moment-matched Gaussian of the mixture Σ φⱼ N(mⱼ, Sⱼ), φ = softmax(log_weight) (eq. JPDA_AA)."""
+    if components.mean.dim() < 2 or log_weight.shape != (len(components),) or not len(components):
+        shapes = f"{tuple(log_weight.shape)} and {tuple(components.mean.shape)}"
+        raise ValueError(f"log_weight must be (component,) beside components (component, ..., parameter), "
+                         f"at least one, got {shapes}")  # fmt: skip
+    weight = log_weight.double().softmax(0)
+    if not weight.isfinite().all():
+        raise ValueError("log_weight must not hold NaN or +∞, and at least one entry must be finite")
+    fold = Merging(components.mean[0])
+    for component, share in zip(components, weight.tolist(), strict=True):
+        fold.add(component, share)
+    return fold.result()
+
+
+def _deviation(belief: Gaussian) -> Tensor:
+    """The standard deviation, with 0 where the belief is flat: there is no distribution to draw from."""
+    return torch.where(belief.precision > 0, belief.precision.rsqrt(), 0.0)
+
+
+def sample(belief: Gaussian, num_samples: int, generator: torch.Generator) -> Tensor:
+    """Independent draws from the belief; a flat coordinate stays at its mean."""  # (sample, ..., parameter)
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    noise = torch.randn((num_samples, *belief.mean.shape), generator=generator, dtype=belief.mean.dtype)
+    return noise.mul_(_deviation(belief)).add_(belief.mean)
+
+
+def sigma_points(belief: Gaussian, num_points: int) -> Tensor:
+    """Equally weighted points μ ± σ∘s whose mean and variances are exactly the belief's, without chance.
+
+    The sign patterns s are rows of a Hadamard matrix, s_l[p] = (−1)^popcount(l & p), so covariances between
+    different coordinates vanish as well when num_points is a multiple of 2·2^⌈log₂ parameters⌉; with fewer points
+    coordinates that lie a multiple of a power of two apart share their signs. `num_points` is even; a flat
+    coordinate stays at its mean.
+    """  # (point, ..., parameter)
+    if num_points < 2 or num_points % 2:
+        raise ValueError(f"num_points must be an even number ≥ 2, got {num_points}")
+    half = num_points // 2
+    bits = torch.arange(half)[:, None] & torch.arange(belief.mean.shape[-1])  # (pattern, parameter)
+    shift = 32
+    while shift:  # parity of the bits by folding the word onto itself
+        bits = bits ^ (bits >> shift)
+        shift //= 2
+    signs = (1 - 2 * (bits & 1)).to(belief.mean.dtype)
+    signs = signs.view(half, *[1] * (belief.mean.dim() - 1), -1)
+    offset = signs * _deviation(belief)
+    return torch.cat([belief.mean + offset, belief.mean - offset])
+
+
+def log_density(belief: Gaussian, x: Tensor) -> Tensor:
+    """log N(x; mean, 1/precision), summed over parameters; a flat coordinate contributes 0 (it is improper)."""
+    if x.dim() == 0 or x.shape[-1] != belief.mean.shape[-1]:
+        raise ValueError(f"x must be (..., {belief.mean.shape[-1]}) like the belief, got {tuple(x.shape)}")
+    known = belief.precision > 0
+    precision = torch.where(known, belief.precision, 1.0)
+    terms = 0.5 * (precision.log() - math.log(2 * math.pi) - precision * (x - belief.mean).square())
+    return torch.where(known, terms, 0.0).sum(-1)  # (...)

@@ -1,0 +1,240 @@
+"""What a client does with its own data: train from a prior, score models, evaluate a model.
+
+All of it runs in one thread on one FlatModel and is a function of its arguments: the same call gives the same bits
+in any worker.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from bcfl.gaussian import Gaussian
+from bcfl.models import FlatModel
+
+CHUNK = 256  # examples per forward pass where no gradient is needed
+NUM_BINS = 15  # of the calibration table
+
+
+@dataclass(frozen=True)
+class Training:
+    """How clients train: the same for every method."""
+
+    learning_rate: float = 0.05  # the paper's experiments set 0.005
+    momentum: float = 0.9
+    batch_size: int = 32
+    local_steps: int = 10
+    momentum_state: Literal["fresh", "client", "belief"] = "belief"
+    fisher: Literal["batch", "exact"] = "batch"
+    fisher_examples: int = 256  # at most so many per-example gradients for fisher = "exact"
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A client's examples: its rows of a pool that all clients of this machine share."""
+
+    x: Tensor  # (example, ...) pool; images lie as (example, height, width, channel), see `pool`
+    y: Tensor  # (example,) int64 pool
+    index: Tensor  # (own example,) -> row of the pool
+    images: bool
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of some of the client's examples."""
+        own = self.index[rows]
+        x = self.x.index_select(0, own)
+        return (x.permute(0, 3, 1, 2) if self.images else x), self.y.index_select(0, own)
+
+    def chunks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self.batch(part) for part in rows.split(CHUNK))
+
+
+def pool(x: Tensor) -> tuple[Tensor, bool]:
+    """The inputs laid out so that a gathered batch of images is in channels-last format; whether they are images."""
+    images = x.dim() == 4
+    return (x.permute(0, 2, 3, 1).contiguous() if images else x.contiguous()), images
+
+
+def batches(num_examples: int, batch_size: int, num_steps: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """`num_steps` batches of row indices: pass after pass over all examples, each in a new random order."""
+    size = min(batch_size, num_examples)
+    passes = -(-num_steps * size // num_examples)
+    order = torch.cat([torch.randperm(num_examples, generator=generator) for _ in range(passes)])
+    return iter(order[: num_steps * size].split(size))
+
+
+def fit(
+    model: FlatModel,
+    start: Tensor,
+    prior: Gaussian,
+    examples: Examples,
+    training: Training,
+    generator: torch.Generator,
+    *,
+    curvature: bool,
+    num_steps: int | None = None,
+    momentum: Tensor | None = None,
+) -> tuple[Gaussian, Tensor]:
+    """The local posterior p(ω|D) ∝ p(D|ω) prior(ω) in Laplace's approximation, and the momentum at its end.
+
+    SGD from `start` minimises mean NLL + (1/N)·½ Σ precision·(θ − mean)²; the posterior precision is the prior's plus
+    N · diagonal Fisher (eq. fed_posterior). Without `curvature` the precision is N everywhere: fusing such posteriors
+    is averaging by examples. The statistics' precision is N too, whatever the prior's.
+
+    The quadratic term is applied as a proximal (implicit) step, θ ← θ + w(mean − θ) with w = a/(1+a) and
+    a = lr/(1−momentum) · precision/N. It has the same fixed point as the gradient step, and stays stable however
+    strong the prior is: an explicit step would blow up once lr · precision/N exceeds a few units.
+    """
+    num_parameters, num_examples = model.num_parameters, len(examples)
+    num_steps = num_steps or training.local_steps
+    model.load(start)
+    model.seed(generator)
+    model.module.train()
+    carried = start[len(model.vector) :]  # empty unless momentum travels with the belief
+    velocity = torch.zeros(num_parameters)
+    if momentum is not None:
+        velocity.copy_(momentum)
+    elif len(carried):
+        velocity.copy_(carried)
+    theta, gradient, prior_mean = model.parameters, model.gradient, prior.mean[:num_parameters]
+    pull = _pull(prior.precision[:num_parameters], num_examples, training)
+    fisher = torch.zeros(num_parameters) if curvature and training.fisher == "batch" else None
+
+    for rows in batches(num_examples, training.batch_size, num_steps, generator):
+        x, y = examples.batch(rows)
+        gradient.zero_()
+        F.cross_entropy(model.module(x), y).backward()
+        if fisher is not None:
+            fisher.addcmul_(gradient, gradient, value=len(rows) / num_steps)
+        velocity.mul_(training.momentum).add_(gradient)
+        theta.sub_(velocity, alpha=training.learning_rate)
+        if pull is not None:
+            theta.lerp_(prior_mean, pull)
+
+    if curvature and fisher is None:
+        fisher = exact_fisher(model, examples, training.fisher_examples, generator)
+    mean = torch.cat([model.vector, velocity]) if len(carried) else model.vector.clone()
+    if fisher is None:
+        return Gaussian(mean, torch.tensor(float(num_examples)).expand(len(mean))), velocity
+    precision = torch.full_like(mean, num_examples)
+    torch.add(prior.precision[:num_parameters], fisher, alpha=num_examples, out=precision[:num_parameters])
+    return Gaussian(mean, precision), velocity
+
+
+def _pull(precision: Tensor, num_examples: int, training: Training) -> Tensor | None:
+    """The weights w of the proximal step towards the prior's mean; None for a flat prior."""
+    if not precision.any():
+        return None
+    scale = training.learning_rate / (1 - training.momentum) / num_examples
+    return 1 - 1 / (1 + scale * precision)  # 1 where the precision is infinite
+
+
+def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, generator: torch.Generator) -> Tensor:
+    """The diagonal empirical Fisher, the mean over examples of ∂log p(y|x,θ)² at the model's parameters.
+
+    From per-example gradients in evaluation mode: in training mode BatchNorm would tie the examples together.
+    """  # (parameter,)
+    rows = torch.randperm(len(examples), generator=generator)[:max_examples]
+    model.module.eval()
+    parameters = {name: p.detach() for name, p in model.module.named_parameters()}
+    buffers = dict(model.module.named_buffers())
+
+    def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model.module, (values, buffers), (x[None],)), y[None])
+
+    per_example = vmap(grad(loss), in_dims=(None, 0, 0))
+    fisher = torch.zeros(model.num_parameters)
+    views = model.parameter_views(fisher)
+    for part in rows.split(32):  # a chunk holds 32 gradients at a time
+        for name, gradient in per_example(parameters, *examples.batch(part)).items():
+            views[name].add_(gradient.square().sum(0), alpha=1 / len(rows))
+    return fisher
+
+
+def log_likelihoods(model: FlatModel, vectors: Tensor, examples: Examples, rows: Tensor) -> Tensor:
+    """log p(y|x) of each chosen example under each model, in evaluation mode."""  # (model, example)
+    model.module.eval()
+    values = torch.empty(len(vectors), len(rows))
+    with torch.inference_mode():
+        for i, vector in enumerate(vectors):
+            model.load(vector)
+            parts = [-F.cross_entropy(model.module(x), y, reduction="none") for x, y in examples.chunks(rows)]
+            torch.cat(parts, out=values[i])
+    return values
+
+
+Summary = Callable[[Tensor, int], Tensor]  # (model, example) log-likelihoods, the client's examples -> (model,)
+
+
+def total_log_likelihood(values: Tensor, num_examples: int) -> Tensor:
+    """The log-likelihood of all of the client's examples, scaled up from those that were scored."""
+    return values.double().mean(1) * num_examples
+
+
+def share_explained(values: Tensor, num_examples: int) -> Tensor:
+    """The share of the scored examples that each model explains best (the first, among equals)."""
+    return torch.bincount(values.argmax(0), minlength=len(values)).double() / values.shape[1]
+
+
+def scoring_rows(num_examples: int, max_examples: int | None, generator: torch.Generator) -> Tensor:
+    """Which of a client's examples are used for scoring: all, or `max_examples` drawn without replacement."""
+    if max_examples is None or max_examples >= num_examples:
+        return torch.arange(num_examples)
+    return torch.randperm(num_examples, generator=generator)[:max_examples]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that the metrics of one client are computed from."""
+
+    confusion: Tensor  # (true class, predicted class) int64
+    log_likelihood: float  # summed over the client's test examples
+    calibration: Tensor  # (bin, [examples, sum of confidence, correct]) float64
+
+
+def evaluate(model: FlatModel, vector: Tensor, examples: Examples, num_classes: int) -> Evaluation:
+    """How the model does on the client's examples, in evaluation mode."""
+    model.module.eval()
+    model.load(vector)
+    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+    calibration = torch.zeros(NUM_BINS, 3, dtype=torch.float64)
+    total = 0.0
+    with torch.inference_mode():
+        for x, y in examples.chunks(torch.arange(len(examples))):
+            log_p = model.module(x).log_softmax(1)
+            confidence, predicted = log_p.double().exp().max(1)
+            total += float(log_p.gather(1, y[:, None]).double().sum())
+            confusion += torch.bincount(y * num_classes + predicted, minlength=num_classes**2).view_as(confusion)
+            bins = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+            ones = torch.ones_like(confidence)
+            calibration.index_add_(0, bins, torch.stack([ones, confidence, (predicted == y).double()], 1))
+    return Evaluation(confusion, total, calibration)
+
+
+def check_model(model: FlatModel, examples: Examples, num_classes: int) -> tuple[int, bool]:
+    """The number of classes the model tells apart, and whether training draws from torch's global generator.
+
+    Such draws cannot be told apart between threads, so an engine must then train in one thread. Raises if the model
+    does not fit the data.
+    """
+    x, _ = examples.batch(torch.arange(min(2, len(examples))))
+    model.module.train()
+    before = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            output = model.module(x)
+    except (RuntimeError, ValueError) as error:
+        shape = tuple(x.shape[1:])
+        raise ValueError(f"model does not accept inputs of shape {shape}: {str(error).splitlines()[0]}") from error
+    drawn = not torch.equal(before, torch.get_rng_state())
+    torch.set_rng_state(before)
+    if output.dim() != 2 or output.shape[0] != len(x) or output.shape[1] < num_classes:
+        raise ValueError(f"model must return (example, class) scores with at least {num_classes} classes, "
+                         f"as the labels need; it returned {tuple(output.shape)} for {len(x)} examples")  # fmt: skip
+    return output.shape[1], drawn

@@ -1,0 +1,122 @@
+"""Personal models that listen to others: FedAMP by distance between models, FedSoft by soft cluster membership."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
+from bcfl.gaussian import Gaussian, flat
+from bcfl.methods.clustering import squared_distances
+from bcfl.methods.training import single_story
+from bcfl.randomness import numpy_generator
+
+
+@dataclass(frozen=True)
+class FedAMP:
+    """Each client's model is drawn towards a mixture of all, in which similar models count more.
+
+    uᵢ = Σⱼ ξᵢⱼ wⱼ, then wᵢ = argmin Fᵢ(w) + proximal/2 ‖w − uᵢ‖², where proximal is the paper's λ/α. `distance`:
+    ξᵢⱼ = α A′(‖wᵢ−wⱼ‖²), A(x) = 1 − exp(−x/σ), ξᵢᵢ = 1 − Σ ξᵢⱼ; `cosine`: ξᵢᵢ = ½, the rest ∝ exp(10 cos(wᵢ, wⱼ)).
+    """
+
+    attention: Literal["distance", "cosine"] = "distance"
+    sigma: float | None = None  # None: the median squared distance, so that it suits any model
+    alpha: float | None = None  # None: σ / clients, so that equal models are averaged equally
+    proximal: float = 1.0
+
+    def init(self, clients: Clients) -> Hypotheses:
+        num_clients = len(clients.present)
+        own = clients.draw_model(0, 0).repeat(num_clients, 1)
+        return single_story(flat(own), torch.arange(num_clients))
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        own, present = state.models.mean, clients.present.nonzero()[:, 0]
+        mixtures = self.attention_weights(own[:, : clients.num_parameters]).float() @ own
+        priors = Gaussian(mixtures, torch.ones(()).expand_as(mixtures))
+        strength = self.proximal * clients.num_examples[present]
+        new_own = own.clone()
+        for client, posterior in zip(
+            present.tolist(), clients.fit(priors, Jobs(present, present, strength, start=own)), strict=True
+        ):
+            if posterior is not None:
+                new_own[client] = posterior.mean
+        new = single_story(flat(new_own), state.assignment)
+        return new, one_story(new)
+
+    def attention_weights(self, own: Tensor) -> Tensor:
+        """ξ, the share of each client's model in each mixture; rows sum to one."""  # (client, client)
+        num_clients = len(own)
+        if self.attention == "cosine":
+            directions = torch.nn.functional.normalize(own)
+            others = (10 * (directions @ directions.T).double()).fill_diagonal_(-torch.inf).softmax(1)
+            return 0.5 * torch.eye(num_clients, dtype=torch.float64) + 0.5 * others.nan_to_num(0)
+        distance = squared_distances(own)
+        median = float(distance[~torch.eye(num_clients, dtype=torch.bool)].median()) if num_clients > 1 else 1.0
+        sigma = self.sigma or median or 1.0
+        alpha = self.alpha or sigma / num_clients
+        weights = alpha / sigma * torch.exp(-distance / sigma)
+        weights.fill_diagonal_(0)
+        weights /= weights.sum(1, keepdim=True).clamp(
+            min=1
+        )  # too large an α must not make a client's own share negative
+        return weights + torch.diag(1 - weights.sum(1))
+
+
+@dataclass(frozen=True)
+class FedSoft:
+    """Clients belong to clusters in shares; each keeps one own model near the centres it belongs to.
+
+    uᵢₛ is the share of client i's examples that centre s explains best. Per cluster a selection of clients is drawn
+    with probability ∝ uᵢₛ nᵢ; the selected minimise Fᵢ(w) + proximal/2 Σₛ uᵢₛ ‖w − cₛ‖² from their own model; a centre
+    becomes the mean of its selection.
+    """
+
+    num_clusters: int = 4
+    proximal: float = 0.1
+    selection: int = 10
+    smoothing: float = 1e-4
+    scoring_examples: int | None = 320
+
+    def init(self, clients: Clients) -> Hypotheses:
+        centres = torch.stack([clients.draw_model(0, k) for k in range(self.num_clusters)])
+        num_clients = len(clients.present)
+        own = clients.draw_model(0, 0).repeat(num_clients, 1)
+        return single_story(flat(centres), torch.full((num_clients,), -1), personal=own)
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        assert state.personal is not None
+        centres, own, assignment = state.models.mean, state.personal.clone(), state.assignment.clone()
+        present = clients.present.nonzero()[:, 0]
+        share = clients.share_explained(centres, self.scoring_examples)[present].clamp(min=self.smoothing)
+        share = share / share.sum(1, keepdim=True)  # (present client, cluster)
+        assignment[0, present] = share.argmax(1)
+        selections = self._select(share * clients.num_examples[present, None], clients)
+        chosen = sorted(set().union(*selections))
+        # Σₛ uᵢₛ ‖w − cₛ‖² is ‖w − Σₛ uᵢₛ cₛ‖² up to a constant, because the shares sum to one.
+        means = share[chosen].float() @ centres
+        priors = Gaussian(means, torch.ones(()).expand_as(means))
+        members = present[chosen]
+        jobs = Jobs(torch.arange(len(chosen)), members, self.proximal * clients.num_examples[members], start=own)
+        arrived = []
+        for row, client, posterior in zip(chosen, members.tolist(), clients.fit(priors, jobs), strict=True):
+            if posterior is not None:
+                own[client] = posterior.mean
+                arrived.append(row)
+        new_centres = centres.clone()
+        for cluster, selection in enumerate(selections):
+            back = [int(present[row]) for row in selection if row in arrived]
+            if back:
+                new_centres[cluster] = own[back].mean(0)
+        new = single_story(flat(new_centres), assignment, personal=own)
+        return new, one_story(new)
+
+    def _select(self, weight: Tensor, clients: Clients) -> list[list[int]]:
+        """Per cluster, distinct rows of `weight` drawn with probability proportional to it."""
+        random = numpy_generator(clients.seed, "selection", clients.round)
+        count = min(self.selection, len(weight))
+        return [
+            random.choice(len(weight), count, replace=False, p=(column / column.sum()).numpy()).tolist()
+            for column in weight.T
+        ]

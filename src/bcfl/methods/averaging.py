@@ -1,0 +1,81 @@
+"""One model for all, or one for each: FedAvg, Local, and BP-FedAvg in between."""
+
+from dataclasses import dataclass
+
+import torch
+
+from bcfl.evidence import Temperature, temper_scores
+from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
+from bcfl.gaussian import Gaussian, Merging, flat
+from bcfl.methods.training import FusionStack, single_story
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """One global model: the mean of the clients' models weighted by their numbers of examples."""
+
+    def init(self, clients: Clients) -> Hypotheses:
+        return single_story(flat(clients.draw_model(0, 0)[None]), torch.zeros(len(clients.present), dtype=torch.int64))
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        present = clients.present.nonzero()[:, 0]
+        folds = FusionStack(state.models, state.models, torch.zeros(1, dtype=torch.int64), "product")
+        for posterior in clients.fit(flat(state.models.mean), Jobs(torch.zeros_like(present), present)):
+            folds.add(0, posterior)
+        new = single_story(folds.results(), state.assignment)
+        return new, one_story(new)
+
+
+@dataclass(frozen=True)
+class Local:
+    """No federation: each client trains alone from the common start."""
+
+    def init(self, clients: Clients) -> Hypotheses:
+        num_clients = len(clients.present)
+        models = clients.draw_model(0, 0).repeat(num_clients, 1)
+        return single_story(flat(models), torch.arange(num_clients))
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        present = clients.present.nonzero()[:, 0]
+        mean = state.models.mean.clone()
+        for client, posterior in zip(present.tolist(), clients.fit(state.models, Jobs(present, present)), strict=True):
+            if posterior is not None:
+                mean[client] = posterior.mean
+        new = single_story(flat(mean), state.assignment)
+        return new, one_story(new)
+
+
+@dataclass(frozen=True)
+class BPFedAvg:
+    """One global Gaussian, moment-matched from the clients' posteriors; each client is tested with its own posterior.
+
+    Per-FedAvg in this system's Bayesian training. Posteriors are weighted by the likelihood of their client's data.
+    """
+
+    forgetting: float = 0.5
+    temperature: Temperature = "per_example"
+    scoring_examples: int | None = 320
+
+    def init(self, clients: Clients) -> Hypotheses:
+        start = clients.draw_model(0, 0)
+        num_clients = len(clients.present)
+        everyone = torch.zeros(num_clients, dtype=torch.int64)
+        return single_story(flat(start[None]), everyone, personal=start.repeat(num_clients, 1))
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        assert state.personal is not None
+        present = clients.present.nonzero()[:, 0]
+        scores = clients.score(state.models.mean, self.scoring_examples)
+        weight = temper_scores(scores, clients.num_examples, self.temperature)[present, 0].softmax(0)
+        strength = torch.full((len(present),), 1 - self.forgetting)
+        jobs = Jobs(torch.zeros_like(present), present, strength=strength, curvature=True)
+        merging, adapted, personal = Merging(state.models.mean[0]), 0, state.personal.clone()
+        answers = clients.fit(state.models, jobs)
+        for client, share, posterior in zip(present.tolist(), weight.tolist(), answers, strict=True):
+            if posterior is not None:
+                merging.add(posterior, share)
+                personal[client] = posterior.mean
+                adapted += 1
+        merged = merging.result() if adapted else state.models[0]
+        new = single_story(Gaussian(merged.mean[None], merged.precision[None]), state.assignment, personal=personal)
+        return new, one_story(new)

@@ -1,0 +1,148 @@
+"""BCFL: clustering as data association. Greedy (G), consensus (C-M) and multi-hypothesis (MH-M)."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bcfl.association import Branches, branch, prune, reweight
+from bcfl.evidence import PointKind, Temperature, client_evidence, evidence_points, hypothesis_evidence, temper_scores
+from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story, prior_of
+from bcfl.gaussian import FusionRule, Gaussian, merge, stack
+from bcfl.methods.clustering import warm_up
+from bcfl.methods.training import FusionStack, Groups, distinct_groups, single_story
+from bcfl.randomness import generator
+
+# Candidates ranked per kept hypothesis where the evidence is refined afterwards: the ranking needs a cost per client,
+# the refined evidence of a cluster belongs to all of its clients together.
+CANDIDATES = 4
+
+
+@dataclass(frozen=True)
+class BCFL:
+    """Keep the best associations of clients with clusters, and one Gaussian belief per cluster under each of them.
+
+    `greedy` keeps one hypothesis, `consensus` merges the best M of each round into one, `multi` carries them on.
+    """
+
+    num_clusters: int = 4
+    strategy: Literal["greedy", "consensus", "multi"] = "multi"
+    max_hypotheses: int = 3
+    warm_up_rounds: int = 0
+    fusion: FusionRule = "geometric"
+    # A client's data is the same in every round, so a belief that kept all of its precision would count it again and
+    # again, grow without bound and freeze. With half of it forgotten the precision settles at twice one round's
+    # evidence, and the prior a client sees weighs as much as its own data.
+    forgetting: float = 0.5
+    prior_precision: float = 0.0
+    temperature: Temperature = "per_example"
+    evidence_points: int = 1  # 1: at the mean
+    evidence_kind: PointKind = "sigma"
+    scoring_examples: int | None = 320
+    initial: Literal["different", "same"] = "different"
+    # A start is given up once its best story weighs this much less than the very best one. Until then it keeps a
+    # place: untrained models explain all clients alike, so that at first the M best are M near-copies of one start.
+    give_up_weight: float = 0.01
+    min_weight: float = 0.0  # hypotheses below it are dropped
+    cluster_size: tuple[int, int] | None = None  # fewest and most clients of every cluster
+
+    def init(self, clients: Clients) -> Hypotheses:
+        """K cluster models for each hypothesis: drawn independently, or one draw for all, or by warm-up."""
+        starts = self.max_hypotheses if self.strategy == "multi" and self.initial == "different" else 1
+        if self.warm_up_rounds:
+            starts, means = 1, warm_up(clients, self.num_clusters, self.warm_up_rounds)
+        else:
+            means = torch.stack([clients.draw_model(h, k) for h in range(starts) for k in range(self.num_clusters)])
+        precision = torch.zeros_like(means)
+        precision[:, : clients.num_parameters] = self.prior_precision
+        return Hypotheses(
+            models=Gaussian(means, precision),
+            model_of=torch.arange(len(means)).view(starts, self.num_clusters),
+            log_weight=torch.full((starts,), 1 / starts, dtype=torch.float64).log(),
+            assignment=torch.full((starts, len(clients.num_examples)), -1),
+            parent_of=torch.arange(len(means)),
+            family=torch.arange(starts),
+        )
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        if self.strategy == "greedy" and self.cluster_size is None:
+            return self._greedy_round(state, clients)
+        kept = self._associate(state, clients)
+        groups = distinct_groups(state.model_of, kept, clients.present)
+        models = self._train(state, groups, clients)
+        info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
+        if self.strategy == "consensus":
+            return _merged(models, groups, kept), info
+        family = state.family[kept.parent]
+        return Hypotheses(models, groups.model_of, kept.log_weight, kept.assignment, groups.belief, family), info
+
+    def _greedy_round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        """One exchange: each client picks the belief that explains its data best and trains that one."""
+        assignment = state.assignment.clone()
+        folds = self._folds(state.models, torch.arange(len(state.models)), clients)
+        for choice in clients.fit_best(state.models, 1 - self.forgetting, True, self.scoring_examples):
+            assignment[0, choice.client] = choice.belief
+            folds.add(choice.belief, choice.posterior)
+        new = single_story(folds.results(), assignment)
+        return new, one_story(new)
+
+    def _associate(self, state: Hypotheses, clients: Clients) -> Branches:
+        """The best continuations of the past hypotheses, by how well their beliefs explain the clients' data."""
+        num_beliefs, present = len(state.models), clients.present
+        random = generator(clients.seed, "evidence", clients.round)
+        prior = (
+            prior_of(state.models, 1 - self.forgetting, clients.num_parameters)
+            if self.evidence_points > 1
+            else state.models
+        )
+        points, log_alpha = evidence_points(prior, self.evidence_points, self.evidence_kind, random)
+        scores = clients.score(points.flatten(0, 1), self.scoring_examples)  # (client, point × belief)
+        scores = temper_scores(scores, clients.num_examples, self.temperature)[present]
+        scores = scores.view(len(scores), -1, num_beliefs).transpose(1, 2)  # (client, belief, point)
+        cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1)  # (hypothesis, client, cluster)
+        refined = self.evidence_points > 1
+        num_candidates = self.max_hypotheses * (CANDIDATES if refined else 1)
+        kept = branch(
+            state.log_weight, cost, num_candidates, self.cluster_size, state.family, -math.log(self.give_up_weight)
+        )
+        if refined:
+            joint = hypothesis_evidence(scores, log_alpha, kept.assignment, state.model_of[kept.parent])
+            kept = reweight(kept, state.log_weight[kept.parent] + joint)
+        kept = prune(kept, self.max_hypotheses, self.min_weight)
+        assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
+        assignment[:, present] = kept.assignment
+        return Branches(kept.parent, assignment, kept.log_weight)
+
+    def _train(self, state: Hypotheses, groups: Groups, clients: Clients) -> Gaussian:
+        """One new belief per group, fused from the local posteriors of its clients as they arrive."""
+        folds = self._folds(state.models, groups.belief, clients)
+        jobs = Jobs(
+            belief=groups.job_belief,
+            client=groups.job_client,
+            strength=torch.full((len(groups.job_belief),), 1 - self.forgetting, dtype=torch.float64),
+            curvature=True,
+            parent_of=state.parent_of,
+        )
+        for users, posterior in zip(groups.users_of_job, clients.fit(state.models, jobs), strict=True):
+            for group in users:
+                folds.add(group, posterior)
+        return folds.results()
+
+    def _folds(self, models: Gaussian, belief_of_group: Tensor, clients: Clients) -> FusionStack:
+        # Only exact fusion looks at the prior's precision; the others can do without another vector per belief.
+        priors = prior_of(models, 1 - self.forgetting, clients.num_parameters) if self.fusion == "exact" else models
+        return FusionStack(priors, models, belief_of_group, self.fusion)
+
+
+def _merged(models: Gaussian, groups: Groups, kept: Branches) -> Hypotheses:
+    """The single hypothesis in which each cluster's belief has the moments of the kept mixture (eq. jpda_posterior)."""
+    clusters = []
+    for belief_of_hypothesis in groups.model_of.T:
+        distinct, position = belief_of_hypothesis.unique(return_inverse=True)
+        log_weight = torch.full((len(distinct),), -torch.inf, dtype=torch.float64)
+        for i, log_share in zip(position, kept.log_weight, strict=True):
+            log_weight[i] = torch.logaddexp(log_weight[i], log_share)
+        clusters.append(models[int(distinct[0])] if len(distinct) == 1 else merge(models[distinct], log_weight))
+    return single_story(stack(clusters), kept.assignment[0])

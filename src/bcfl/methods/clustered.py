@@ -1,0 +1,84 @@
+"""Hard clustering without Bayes: IFCA by loss, FeSEM and WeCFL by distance between models."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
+from bcfl.gaussian import Gaussian, flat
+from bcfl.methods.clustering import k_means
+from bcfl.methods.training import FusionStack, single_story
+from bcfl.randomness import stream_seed
+
+
+@dataclass(frozen=True)
+class IFCA:
+    """K models; each client trains the one with the least loss on its data; a model is the mean over its clients."""
+
+    num_clusters: int = 4
+    scoring_examples: int | None = 320
+
+    def init(self, clients: Clients) -> Hypotheses:
+        means = torch.stack([clients.draw_model(0, k) for k in range(self.num_clusters)])
+        return single_story(flat(means), torch.full((len(clients.present),), -1))
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        models, assignment = flat(state.models.mean), state.assignment.clone()
+        folds = FusionStack(models, models, torch.arange(self.num_clusters), "product")
+        for choice in clients.fit_best(models, 0.0, False, self.scoring_examples):
+            assignment[0, choice.client] = choice.belief
+            folds.add(choice.belief, choice.posterior)
+        new = single_story(folds.results(), assignment)
+        return new, one_story(new)
+
+
+@dataclass(frozen=True)
+class KMeansClustering:
+    """After local training, k-means on the clients' models; a cluster's model is its members' mean.
+
+    FeSEM counts every client the same, WeCFL by its number of examples. All start from one model; the centres are
+    carried from round to round, so clusters keep their numbers.
+    """
+
+    num_clusters: int = 4
+    weighted: bool = False
+    space: Literal["last_layer", "all"] = "last_layer"
+    proximal: float = 0.0
+
+    def init(self, clients: Clients) -> Hypotheses:
+        means = clients.draw_model(0, 0).repeat(self.num_clusters, 1)
+        return single_story(flat(means), torch.full((len(clients.present),), -1))
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        present, assignment = clients.present.nonzero()[:, 0], state.assignment.clone()
+        first = bool((assignment < 0).all())
+        models = Gaussian(state.models.mean, torch.ones(()).expand_as(state.models.mean))
+        # Strength N·λ on unit precision is the proximal term λ/2 ‖θ − centre‖² beside the mean loss.
+        jobs = Jobs(assignment[0, present].clamp(min=0), present, self.proximal * clients.num_examples[present])
+        answers = zip(present.tolist(), clients.fit(models, jobs), strict=True)
+        trained = [(client, posterior) for client, posterior in answers if posterior is not None]
+        if trained:
+            members, vectors = [client for client, _ in trained], torch.stack([p.mean for _, p in trained])
+            weight = clients.num_examples[members] if self.weighted else torch.ones(len(members), dtype=torch.float64)
+            centres = None if first else self._feature(state.models.mean, clients)
+            seed = stream_seed(clients.seed, "k-means", clients.round)
+            labels = k_means(self._feature(vectors, clients), weight, self.num_clusters, seed, centres)
+            assignment[0, members] = labels
+            models = _cluster_means(vectors, weight, labels, state.models.mean)
+        new = single_story(flat(models.mean), assignment)
+        return new, one_story(new)
+
+    def _feature(self, vectors: Tensor, clients: Clients) -> Tensor:
+        end = clients.num_parameters
+        return vectors[:, end - clients.num_last_layer if self.space == "last_layer" else 0 : end]
+
+
+def _cluster_means(vectors: Tensor, weight: Tensor, labels: Tensor, old: Tensor) -> Gaussian:
+    """Each cluster's weighted mean; an empty cluster keeps its model."""
+    means = old.clone()
+    for cluster in labels.unique().tolist():
+        share = torch.where(labels == cluster, weight, 0.0)
+        means[cluster] = (share / share.sum()).float() @ vectors
+    return flat(means)

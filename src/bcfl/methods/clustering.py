@@ -1,0 +1,67 @@
+"""Clustering clients by their models: distances in parameter space, k-means, and warm-up."""
+
+import torch
+from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from bcfl.federation import Clients, Jobs
+from bcfl.gaussian import flat
+from bcfl.randomness import stream_seed
+
+BLOCK = 1 << 20  # parameters per block where the work is done in double precision
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Inner products of the rows about their common centre, in double precision and little memory."""
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for block in rows.split(BLOCK, dim=1):
+        centred = block.double() - block.double().mean(0)
+        total += centred @ centred.T
+    return total  # (row, row)
+
+
+def squared_distances(rows: Tensor) -> Tensor:
+    """‖row − row'‖² of every two rows."""
+    inner = gram(rows)
+    return (inner.diagonal()[:, None] + inner.diagonal() - 2 * inner).clamp(min=0)  # (row, row)
+
+
+def k_means(points: Tensor, weight: Tensor, num_clusters: int, seed: int, centres: Tensor | None = None) -> Tensor:
+    """The cluster of each point by weighted k-means; from `centres` if given, else the best of ten k-means++ starts.
+
+    Distances among n points need only n coordinates, however many parameters the points have: k-means runs on those.
+    With fewer points than clusters each point goes to the nearest centre (or to a cluster of its own).
+    """  # (point, parameter), (point,) -> (point,)
+    everything = points if centres is None else torch.cat([points, centres])
+    values, vectors = torch.linalg.eigh(gram(everything))
+    coordinates = vectors * values.clamp(min=0).sqrt()  # (point and centre, coordinate): the same distances
+    own, start = coordinates[: len(points)], coordinates[len(points) :]
+    if len(points) < num_clusters:
+        return torch.arange(len(points)) if centres is None else torch.cdist(own, start).argmin(1)
+    means = KMeans(
+        num_clusters,
+        init="k-means++" if centres is None else start.numpy(),
+        n_init=10 if centres is None else 1,
+        random_state=seed % 2**32,
+    )
+    with threadpool_limits(1):  # sums over several threads would depend on their number
+        means.fit(own.numpy(), sample_weight=weight.numpy())
+    return torch.from_numpy(means.labels_).long()
+
+
+def warm_up(clients: Clients, num_clusters: int, num_rounds: int) -> Tensor:
+    """K starting models: clients train alone from one common model, then weighted k-means and a mean per cluster."""
+    start = clients.draw_model(0, 0)
+    present = clients.present.nonzero()[:, 0]
+    # Without an exchange in between, `num_rounds` rounds of local training are one longer training.
+    jobs = Jobs(torch.zeros_like(present), present, num_steps=num_rounds * clients.local_steps)
+    answers = list(zip(present.tolist(), clients.fit(flat(start[None]), jobs), strict=True))
+    trained = torch.stack([posterior.mean for _, posterior in answers if posterior is not None])
+    weight = clients.num_examples[[client for client, posterior in answers if posterior is not None]]
+    labels = k_means(trained[:, : clients.num_parameters], weight, num_clusters, stream_seed(clients.seed, "warm-up"))
+    models = start.repeat(num_clusters, 1)
+    for cluster in labels.unique().tolist():
+        own = labels == cluster
+        models[cluster] = (weight[own, None] * trained[own]).sum(0) / weight[own].sum()
+    return models  # (cluster, vector)

@@ -1,0 +1,90 @@
+"""From local posteriors to new beliefs: which trainings a set of hypotheses needs, and their fusion as they arrive."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bcfl.association import Branches
+from bcfl.federation import Hypotheses
+from bcfl.gaussian import Fusion, FusionRule, Gaussian
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The distinct new beliefs of a round: each is an old belief trained by a set of clients, needed by hypotheses.
+
+    Hypotheses that agree on a cluster's past and present members share one group, and a (belief, client) pair that
+    several groups need is one job: work is shared exactly, nothing is approximated.
+    """
+
+    belief: Tensor  # (group,) -> belief it starts from
+    model_of: Tensor  # (hypothesis, cluster) -> group
+    job_belief: Tensor  # (job,) -> belief, ordered by belief, then client
+    job_client: Tensor  # (job,) -> client
+    users_of_job: list[list[int]]  # [job] -> groups that fuse its posterior
+
+
+def distinct_groups(model_of: Tensor, branches: Branches, present: Tensor) -> Groups:
+    """The groups that `branches` of the hypotheses with models `model_of` need; absent clients train nothing."""
+    index_of: dict[tuple[int, tuple[int, ...]], int] = {}
+    table = []
+    for parent, assignment in zip(branches.parent, branches.assignment, strict=True):
+        row = []
+        for cluster, belief in enumerate(model_of[parent].tolist()):
+            members = tuple((present & (assignment == cluster)).nonzero()[:, 0].tolist())
+            row.append(index_of.setdefault((belief, members), len(index_of)))
+        table.append(row)
+    users: dict[tuple[int, int], list[int]] = {}
+    for (belief, members), group in index_of.items():
+        for client in members:
+            users.setdefault((belief, client), []).append(group)
+    jobs = sorted(users)
+    return Groups(
+        belief=torch.tensor([belief for belief, _ in index_of]),
+        model_of=torch.tensor(table),
+        job_belief=torch.tensor([belief for belief, _ in jobs], dtype=torch.int64),
+        job_client=torch.tensor([client for _, client in jobs], dtype=torch.int64),
+        users_of_job=[users[job] for job in jobs],
+    )
+
+
+class FusionStack:
+    """One fusion per group, written in place into the stack of new beliefs; an untrained group keeps its old belief."""
+
+    def __init__(self, priors: Gaussian, models: Gaussian, belief_of_group: Tensor, rule: FusionRule):
+        shape = (len(belief_of_group), models.mean.shape[1])
+        self._mean, self._precision = torch.empty(shape), torch.empty(shape)
+        self._models, self._belief = models, belief_of_group.tolist()
+        storage = zip(self._mean, self._precision, strict=True)
+        self._folds = [Fusion(priors[b], rule, rows) for b, rows in zip(self._belief, storage, strict=True)]
+
+    def add(self, group: int, posterior: Gaussian | None, weight: float = 1.0) -> None:
+        """Fold a client's posterior into a group; a client that gave none changes nothing."""
+        if posterior is not None:
+            self._folds[group].add(posterior, weight)
+
+    def results(self) -> Gaussian:
+        for group, fold in enumerate(self._folds):
+            if fold.count:
+                fold.result()
+            else:
+                old = self._models[self._belief[group]]
+                self._mean[group], self._precision[group] = old.mean, old.precision
+        return Gaussian(self._mean, self._precision)  # (group, vector)
+
+
+def single_story(
+    models: Gaussian, assignment: Tensor, num_clusters: int | None = None, personal: Tensor | None = None
+) -> Hypotheses:
+    """A state with one hypothesis whose clusters are the first `num_clusters` models, in order."""
+    num_clusters = len(models) if num_clusters is None else num_clusters
+    return Hypotheses(
+        models=models,
+        model_of=torch.arange(num_clusters)[None],
+        log_weight=torch.zeros(1, dtype=torch.float64),
+        assignment=assignment.view(1, -1),
+        parent_of=torch.arange(len(models)),
+        family=torch.zeros(1, dtype=torch.int64),
+        personal=personal,
+    )

@@ -1,0 +1,169 @@
+"""A torch module as one flat vector, and the modules known by name."""
+
+import difflib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bcfl.randomness import stream_seed
+
+ModelFactory = Callable[[], nn.Module]
+
+
+class FlatModel:
+    """A module whose parameters and BatchNorm statistics are views of one vector, and its gradients of another.
+
+    Loading a belief is then one copy and an optimiser step a handful of operations, however many layers there are.
+    Convolution weights lie in the vector in channels-last order, the memory format in which a CPU convolves fastest.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        parameters = list(module.parameters())
+        statistics = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+        if not parameters:
+            raise ValueError("model has no parameters to train")
+        if any(p.dtype != torch.float32 for p in (*parameters, *statistics)):
+            raise ValueError("model must have float32 parameters and statistics")
+        self.num_parameters = sum(p.numel() for p in parameters)
+        self.num_statistics = sum(s.numel() for s in statistics)
+        layers = [own for child in module.modules() if (own := list(child.parameters(recurse=False)))]
+        self.num_last_layer = sum(p.numel() for p in layers[-1])  # they stand last among the parameters
+        self.vector = torch.zeros(self.num_parameters + self.num_statistics)
+        self.gradient = torch.zeros(self.num_parameters)
+        self.parameters = self.vector[: self.num_parameters]
+        self._counters = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_floating_point()]
+        for tensor, view in zip(
+            (*parameters, *statistics), _views(self.vector, (*parameters, *statistics)), strict=True
+        ):
+            view.copy_(tensor.detach())
+            tensor.data = view
+        for parameter, view in zip(parameters, _views(self.gradient, parameters), strict=True):
+            parameter.grad = view
+        self._dropouts = _seed_dropout(module)
+
+    def load(self, vector: Tensor) -> None:
+        """Take over parameters and statistics; integer buffers (BatchNorm's batch counter) start afresh."""
+        self.vector.copy_(vector[: len(self.vector)])
+        for buffer, initial in self._counters:
+            buffer.copy_(initial)
+
+    def seed(self, generator: torch.Generator) -> None:
+        """Let every dropout layer draw from `generator`."""
+        for dropout in self._dropouts:
+            dropout.generator = generator
+
+    def parameter_views(self, flat: Tensor) -> dict[str, Tensor]:
+        """`flat` (parameter,) seen as tensors with the names and shapes of the module's parameters."""
+        names, parameters = zip(*self.module.named_parameters(), strict=True)
+        return dict(zip(names, _views(flat, parameters), strict=True))
+
+
+def _views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    views, offset = [], 0
+    for tensor in like:
+        part = flat[offset : offset + tensor.numel()]
+        if tensor.dim() == 4:
+            out, into, height, width = tensor.shape
+            views.append(part.view(out, height, width, into).permute(0, 3, 1, 2))
+        else:
+            views.append(part.view(tensor.shape))
+        offset += tensor.numel()
+    return views
+
+
+class SeededDropout(nn.Module):
+    """Dropout that draws from a generator of its own: torch's global one is shared by all worker threads."""
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+        self.generator: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        keep = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
+        return x * keep / (1 - self.p)
+
+
+def _seed_dropout(module: nn.Module) -> list[SeededDropout]:
+    """Swap every plain nn.Dropout for one that can be seeded, in place."""
+    swapped = []
+    for parent in module.modules():
+        for name, child in parent.named_children():
+            if type(child) is nn.Dropout:
+                swapped.append(SeededDropout(child.p))
+                setattr(parent, name, swapped[-1])
+    return swapped
+
+
+def build(factory: ModelFactory, seed: int, *path: int | str) -> nn.Module:
+    """A module initialised by a stream of its own; torch's global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(seed, "model", *path))
+        module = factory()
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"model factory must return a torch.nn.Module, got {type(module).__name__}")
+    return module
+
+
+def mlp(num_inputs: int = 64, num_hidden: int = 32, num_classes: int = 10) -> nn.Module:
+    """One hidden layer: enough for scikit-learn's 8×8 digits."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, num_hidden), nn.ReLU(), nn.Linear(num_hidden, num_classes))
+
+
+def fashion_cnn() -> nn.Module:
+    """The paper's net for Fashion-MNIST (its second BatchNorm has 32 channels, a slip in the paper's table)."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(7 * 7 * 32, 10),
+    )  # fmt: skip
+
+
+def cifar_cnn() -> nn.Module:
+    """The paper's net for CIFAR-10 (its second convolution has 16 channels, hence 400)."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+def digits_five_cnn() -> nn.Module:
+    """The paper's net for Digits-Five, 26 million parameters (pooling 3, stride 2, padding 1, hence 6272 = 128·7·7)."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1),
+        nn.Conv2d(64, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1),
+        nn.Conv2d(64, 128, 5, padding=2), nn.BatchNorm2d(128), nn.ReLU(),
+        nn.Flatten(), nn.Linear(6272, 3072), nn.BatchNorm1d(3072), nn.ReLU(), nn.Dropout(),
+        nn.Linear(3072, 2048), nn.BatchNorm1d(2048), nn.ReLU(), nn.Linear(2048, 10),
+    )  # fmt: skip
+
+
+def amazon_mlp() -> nn.Module:
+    """The paper's net for AmazonReview (with a ReLU before its classifier)."""
+    return nn.Sequential(
+        nn.Linear(5000, 1000), nn.ReLU(), nn.Linear(1000, 500), nn.ReLU(),
+        nn.Linear(500, 100), nn.ReLU(), nn.Linear(100, 2),
+    )  # fmt: skip
+
+
+MODELS: dict[str, ModelFactory] = {
+    "mlp": mlp,
+    "fashion_cnn": fashion_cnn,
+    "cifar_cnn": cifar_cnn,
+    "digits_five_cnn": digits_five_cnn,
+    "amazon_mlp": amazon_mlp,
+}
+
+
+def look_up(name: str) -> ModelFactory:
+    """The model of that name."""
+    if name not in MODELS:
+        near = difflib.get_close_matches(name, MODELS, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown model {name!r}; {hint}known: {', '.join(MODELS)}")
+    return MODELS[name]

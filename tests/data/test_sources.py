@@ -1,0 +1,367 @@
+"""Raw data is found in the right order, read from the public formats, verified, and its absence explained."""
+
+import bz2
+import gzip
+import hashlib
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.io
+from sklearn.datasets import dump_svmlight_file
+
+from bcfl.data import sources
+from bcfl.data.formats import IMAGE_KEYS, REVIEW_DOMAINS, review_counts
+from bcfl.data.sources import cache_folder, find
+
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value)
+
+
+def write_npz(folder, name, arrays):
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / f"{name}.npz", **arrays)
+    return folder / f"{name}.npz"
+
+
+def idx_bytes(array):
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return header + array.tobytes()
+
+
+def publish(monkeypatch, name, arrays):
+    """Let these arrays be the published ones."""
+    digest = hashlib.sha256(b"".join(arrays[key].tobytes() for key in IMAGE_KEYS)).hexdigest()
+    monkeypatch.setitem(sources.SOURCES, name, replace(sources.SOURCES[name], sha256=digest))
+
+
+def test_an_npz_file_is_found_by_its_path_and_in_its_directory(tmp_path, small_images):
+    arrays = small_images(28, 28)
+    path = write_npz(tmp_path, "fashion_mnist", arrays)
+    assert_same(find("fashion_mnist", path), arrays)
+    assert_same(find("fashion_mnist", str(tmp_path)), arrays)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("folder", ["", "fashion_mnist", "FashionMNIST/raw"])
+def test_idx_files_are_read(tmp_path, small_images, folder, pack):
+    arrays = small_images(28, 28)
+    place = tmp_path / folder
+    place.mkdir(parents=True, exist_ok=True)
+    for key, file in zip(IMAGE_KEYS, IDX_FILES, strict=True):
+        raw = idx_bytes(arrays[key])
+        (place / (file + ".gz" * pack)).write_bytes(gzip.compress(raw) if pack else raw)
+    assert_same(find("fashion_mnist", tmp_path), arrays)
+
+
+def test_the_binary_version_of_cifar_is_read(tmp_path, small_images):
+    arrays = small_images(32, 32, 3)
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+
+    def write(file, x, y):
+        file.write_bytes(np.concatenate([y[:, None], x.transpose(0, 3, 1, 2).reshape(len(x), -1)], axis=1).tobytes())
+
+    for batch in range(5):
+        rows = slice(4 * batch, 4 * batch + 4)
+        write(folder / f"data_batch_{batch + 1}.bin", arrays["x_train"][rows], arrays["y_train"][rows])
+    write(folder / "test_batch.bin", arrays["x_test"], arrays["y_test"])
+    assert_same(find("cifar10", tmp_path), arrays)
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("svhn", ""), ("svhn", "svhn_"), ("synthetic_digits", "synth_")])
+def test_stanfords_mat_files_are_read_with_ten_for_zero(tmp_path, small_images, name, prefix):
+    arrays = small_images(32, 32, 3)
+    for split in ("train", "test"):
+        y = arrays[f"y_{split}"]
+        content = {"X": arrays[f"x_{split}"].transpose(1, 2, 3, 0), "y": np.where(y == 0, 10, y)[:, None]}
+        scipy.io.savemat(tmp_path / f"{prefix}{split}_32x32.mat", content)
+    assert_same(find(name, tmp_path), arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "keys", "shape", "one_hot"),
+    [
+        ("mnist", "mnist_data.mat", "train_28 label_train test_28 label_test", (28, 28, 1), True),
+        ("mnistm", "mnistm_with_label.mat", "train label_train test label_test", (28, 28, 3), True),
+        ("synthetic_digits", "syn_number.mat", "train_data train_label test_data test_label", (32, 32, 3), False),
+    ],
+)
+def test_the_digits_five_bundle_is_read(tmp_path, small_images, name, file, keys, shape, one_hot):
+    arrays = small_images(*shape)
+    labels = {key: np.eye(10)[arrays[key]] if one_hot else arrays[key][:, None] for key in ("y_train", "y_test")}
+    stored = arrays | labels
+    scipy.io.savemat(tmp_path / file, dict(zip(keys.split(), (stored[key] for key in IMAGE_KEYS), strict=True)))
+    found = find(name, tmp_path)
+    grey = {key: arrays[key][..., 0] if shape[2] == 1 else arrays[key] for key in ("x_train", "x_test")}
+    assert_same(found, arrays | grey)
+
+
+def test_usps_is_read_from_the_bundle(tmp_path, small_images):
+    arrays = small_images(28, 28)
+    cells = np.empty((2, 2), object)
+    for row, split in enumerate(("train", "test")):
+        cells[row, 0], cells[row, 1] = arrays[f"x_{split}"][:, None] / 255, arrays[f"y_{split}"][:, None]
+    scipy.io.savemat(tmp_path / "usps_28x28.mat", {"dataset": cells})
+    assert_same(find("usps", tmp_path), arrays)
+
+
+def test_usps_is_read_from_libsvm_text(tmp_path, small_images):
+    arrays = small_images(16, 16)
+    for split, file in (("train", "usps.bz2"), ("test", "usps.t.bz2")):
+        text = tmp_path / "text"
+        x = arrays[f"x_{split}"].reshape(-1, 256) / 255 * 2 - 1
+        dump_svmlight_file(x, arrays[f"y_{split}"] + 1, str(text), zero_based=False)
+        (tmp_path / file).write_bytes(bz2.compress(text.read_bytes()))
+    assert_same(find("usps", tmp_path), arrays)
+
+
+def write_reviews(folder, num_terms):
+    rng = np.random.default_rng(0)
+    blocks = []
+    for domain in REVIEW_DOMAINS:
+        for split, size in (("train", 4), ("test", 8)):
+            counts, labels = rng.poisson(0.5, size=(size, num_terms)), np.arange(size) % 2 * 2 - 1
+            dump_svmlight_file(counts, labels, str(folder / f"{domain}_{split}.svmlight"), zero_based=True)
+            blocks.append(counts)
+    return np.concatenate(blocks)
+
+
+def test_reviews_are_read_from_svmlight(tmp_path):
+    counts = write_reviews(tmp_path, 300)
+    found = find("amazon_review", tmp_path)
+    dense = review_counts(found).toarray()
+    assert dense.shape == (48, 5000)
+    np.testing.assert_array_equal(dense[:, :300], counts)
+    assert not dense[:, 300:].any()
+    np.testing.assert_array_equal(found["domain"], np.repeat(np.arange(4), 12))
+    np.testing.assert_array_equal(found["y"][:4], [0, 1, 0, 1])
+
+
+def test_of_too_many_terms_the_most_frequent_are_kept_in_order(tmp_path):
+    counts = write_reviews(tmp_path, 5100)
+    kept = np.sort(np.argsort(-counts.sum(0), kind="stable")[:5000])
+    np.testing.assert_array_equal(review_counts(find("amazon_review", tmp_path)).toarray(), counts[:, kept])
+
+
+def test_a_users_path_goes_before_the_cache_and_is_not_verified(tmp_path, small_images):
+    own, cached = small_images(28, 28), small_images(28, 28)
+    cached["x_train"] = 255 - cached["x_train"]
+    write_npz(cache_folder(), "mnistm", cached)
+    write_npz(tmp_path / "own", "mnistm", own)
+    write_npz(tmp_path / "own", "fashion_mnist", own)
+    assert_same(find("mnistm", tmp_path / "own"), own)
+    assert_same(find("mnistm"), cached)
+    assert_same(find("fashion_mnist", tmp_path / "own"), own)
+    (tmp_path / "own" / "mnistm.npz").unlink()
+    assert_same(find("mnistm", tmp_path / "own"), cached)
+
+
+def test_cache_and_system_package_are_verified(tmp_path, small_images, monkeypatch):
+    arrays = small_images(28, 28)
+    package = tmp_path / "package"
+    package.mkdir()
+    for key, file in zip(IMAGE_KEYS, IDX_FILES, strict=True):
+        (package / f"{file}.gz").write_bytes(gzip.compress(idx_bytes(arrays[key])))
+    with pytest.raises(ValueError, match=r"'fashion_mnist' from .*package is not the published one \(sha256 .*path="):
+        find("fashion_mnist")
+    publish(monkeypatch, "fashion_mnist", arrays)
+    assert_same(find("fashion_mnist"), arrays)
+    changed = arrays | {"y_test": arrays["y_test"][::-1].copy()}
+    cached = write_npz(cache_folder(), "fashion_mnist", changed)
+    with pytest.raises(ValueError, match=r"cache is not the published one"):
+        find("fashion_mnist")
+    cached.unlink()
+    assert_same(find("fashion_mnist"), arrays)
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("BCFL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "bcfl"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "bcfl"
+
+
+def fake_hub(monkeypatch, arrays, image="image", calls=None):
+    """A `datasets` module whose only data set holds these arrays."""
+
+    def load_dataset(repository, config, *, split):
+        if calls is not None:
+            calls.append((repository, config, split))
+        pairs = zip(arrays[f"x_{split}"], arrays[f"y_{split}"].tolist(), strict=True)
+        return [{image: pixels, "label": label} for pixels, label in pairs]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+
+
+def test_the_hub_is_asked_last_and_its_answer_is_cached(monkeypatch, small_images, tmp_path):
+    arrays, calls = small_images(32, 32, 3), []
+    fake_hub(monkeypatch, arrays, calls=calls)
+    assert_same(find("svhn", tmp_path), arrays)
+    assert calls == [("ufldl-stanford/svhn", "cropped_digits", split) for split in ("train", "test")]
+    assert [file.name for file in cache_folder().iterdir()] == ["svhn.npz"]
+    assert_same(find("svhn"), arrays)
+    assert len(calls) == 2
+
+
+def test_what_the_hub_sends_is_verified_before_it_is_cached(monkeypatch, small_images):
+    arrays = small_images(32, 32, 3)
+    fake_hub(monkeypatch, arrays, image="img")
+    with pytest.raises(ValueError, match="'cifar10' from the Hugging Face hub is not the published one"):
+        find("cifar10")
+    assert not cache_folder().exists()
+    publish(monkeypatch, "cifar10", arrays)
+    assert_same(find("cifar10"), arrays)
+
+
+def test_an_alpha_channel_from_the_hub_is_dropped(monkeypatch, small_images):
+    arrays = small_images(28, 28, 4)
+    fake_hub(monkeypatch, arrays)
+    found = find("mnistm")
+    np.testing.assert_array_equal(found["x_train"], arrays["x_train"][..., :3])
+
+
+def test_a_failed_download_is_an_absent_set_with_the_reason(monkeypatch, small_images):
+    def load_dataset(*_, **__):
+        raise ConnectionError("no route\nto the hub")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(FileNotFoundError, match="uoft-cs/cifar10 failed: ConnectionError: no route to the hub"):
+        find("cifar10")
+    fake_hub(monkeypatch, small_images(32, 32, 3), image="photo")
+    with pytest.raises(FileNotFoundError, match="downloading uoft-cs/cifar10 failed: KeyError"):
+        find("cifar10")
+    assert not cache_folder().exists()
+
+
+def test_a_failed_write_leaves_no_half_file_in_the_cache(monkeypatch, small_images):
+    fake_hub(monkeypatch, small_images(28, 28, 3))
+
+    def full(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(sources.np, "savez", full)
+    with pytest.raises(OSError, match="disk full"):
+        find("mnistm")
+    assert list(cache_folder().iterdir()) == []
+
+
+def test_the_real_datasets_library_reads_a_local_copy(monkeypatch, small_images, tmp_path):
+    monkeypatch.delitem(sys.modules, "datasets")
+    hub = pytest.importorskip("datasets")
+    images = pytest.importorskip("PIL.Image")
+    monkeypatch.setattr(hub.config, "HF_DATASETS_CACHE", tmp_path / "hub-cache")
+    arrays = small_images(28, 28, 3)
+    (tmp_path / "local").mkdir()
+    for split in ("train", "test"):
+        content = {
+            "image": [images.fromarray(pixels) for pixels in arrays[f"x_{split}"]],
+            "label": arrays[f"y_{split}"].tolist(),
+        }
+        features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(num_classes=10)})
+        rows = hub.Dataset.from_dict(content, features=features)
+        rows.to_parquet(str(tmp_path / "local" / f"{split}.parquet"))
+    local = replace(sources.SOURCES["mnistm"], hub=sources.Hub(str(tmp_path / "local")))
+    monkeypatch.setitem(sources.SOURCES, "mnistm", local)
+    assert_same(find("mnistm"), arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("fashion_mnist", ["fashion_mnist.npz", *IDX_FILES, "system package dataset-fashion-mnist", "bcfl[data]"]),
+        ("cifar10", ["cifar10.npz", "data_batch_1.bin", "test_batch.bin", "bcfl[data]", "uoft-cs/cifar10"]),
+        ("amazon_review", ["amazon_review.npz", "books_train.svmlight", "cannot be downloaded"]),
+        ("synthetic_digits", ["synthetic_digits.npz", "synth_train_32x32.mat", "syn_number.mat"]),
+    ],
+)
+def test_an_absent_set_is_answered_with_what_to_do(tmp_path, name, parts):
+    with pytest.raises(FileNotFoundError) as caught:
+        find(name, tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (*parts, str(tmp_path), str(cache_folder()), "path="):
+        assert part in message
+
+
+def test_a_path_that_does_not_exist_is_said_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: no such file or directory"):
+        find("cifar10", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y_test": None}, "no key y_test, only x_train"),
+        ({"x_train": np.zeros((20, 28, 28))}, "x_train must be uint8"),
+        ({"x_train": np.zeros((20, 784), np.uint8)}, "x_train must be uint8"),
+        ({"x_test": np.zeros((10, 32, 32), np.uint8)}, r"images of shape \(28, 28\), but holds \(32, 32\)"),
+        ({"y_train": np.zeros(7, np.uint8)}, "y_train must be 20 integers, but is uint8"),
+        ({"y_train": np.zeros(20)}, "y_train must be 20 integers, but is float64"),
+        ({"y_train": np.full(20, 10)}, "y_train must hold labels 0 … 9"),
+        ({"x_test": np.zeros((0, 28, 28), np.uint8), "y_test": np.zeros(0, int)}, "but is empty"),
+        ({"y_train": np.array([None] * 20)}, "allow_pickle"),
+    ],
+)
+def test_a_wrong_image_file_is_refused_with_its_name(tmp_path, small_images, change, message):
+    arrays = {key: value for key, value in (small_images(28, 28) | change).items() if value is not None}
+    write_npz(tmp_path, "fashion_mnist", arrays)
+    with pytest.raises(ValueError, match=rf"fashion_mnist\.npz is damaged or of another format: .*{message}"):
+        find("fashion_mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": np.array([3, 400])}, r"shape must be \(example, 5000\)"),
+        ({"indices": np.array([0, 9000, 2])}, "damaged"),
+        ({"indptr": np.array([0, 1, 2])}, "damaged"),
+        ({"y": np.array([0, 1, 2])}, "y must be 3 integers below 2"),
+        ({"domain": np.array([0, 1])}, "domain must be 3 integers below 4"),
+    ],
+)
+def test_a_wrong_review_file_is_refused(tmp_path, change, message):
+    arrays = {
+        "data": np.ones(3),
+        "indices": np.arange(3),
+        "indptr": np.arange(4),
+        "shape": np.array([3, 5000]),
+        "y": np.array([0, 1, 0]),
+        "domain": np.array([0, 1, 2]),
+    }
+    write_npz(tmp_path, "amazon_review", arrays | change)
+    with pytest.raises(ValueError, match=message) as caught:
+        find("amazon_review", tmp_path)
+    assert "amazon_review.npz" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "content"),
+    [
+        ("mnistm", ["mnistm.npz"], b"PK\x03\x04 cut off"),
+        ("mnist", [f"{file}.gz" for file in IDX_FILES], b"\x1f\x8b\x08 cut off"),
+        ("mnist", IDX_FILES, b"no IDX header"),
+        ("mnist", IDX_FILES, b"\0\0\x08\x01\0\0\0\x63 cut off"),
+        ("cifar10", [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"], b"half a record"),
+        ("svhn", ["train_32x32.mat", "test_32x32.mat"], b"no mat file" * 50),
+        ("usps", ["usps", "usps.t"], b"3 1:x 2:y\n"),
+        ("amazon_review", [f"{d}_{s}.svmlight" for d in REVIEW_DOMAINS for s in ("train", "test")], b"<html>"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, files, content):
+    for file in files:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged or of another format") as caught:
+        find(name, tmp_path)
+    assert files[0] in str(caught.value)
+    assert "\n" not in str(caught.value)
