@@ -54,6 +54,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_output(compare)
 
+    sweep = commands.add_parser(
+        "sweep",
+        help="all runs of experiment files",
+        description="Run every combination that experiment files describe in their [sweep] sections, one after the "
+        "other. What is already done is not run again; a stopped sweep goes on where it was.",
+    )
+    sweep.add_argument("configs", nargs="+", type=Path, metavar="FILE.toml", help="experiment files")
+    _add_settings(sweep)
+    sweep.add_argument(
+        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: runs)"
+    )
+    sweep.add_argument("--dry-run", action="store_true", help="only list the runs, and which of them are done")
+    _add_output(sweep)
+
     listing = commands.add_parser("list", help="what there is", description="What there is to choose from.")
     listing.add_argument("what", choices=("methods", "datasets", "models"))
     listing.add_argument("--json", action="store_true", help="print JSON")

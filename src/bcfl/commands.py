@@ -17,7 +17,7 @@ from bcfl.data.partition import FederatedData
 from bcfl.experiment.config import Config, load_config
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import Observer, RunStoppedError, resume, start
-from bcfl.experiment.sweep import Planned, by_method, mean_and_deviation, plan, sweep
+from bcfl.experiment.sweep import Planned, by_method, expand, mean_and_deviation, plan, sweep
 from bcfl.methods import METHODS
 from bcfl.models import MODELS
 
@@ -172,6 +172,21 @@ def compare(options: Namespace) -> int:
     return 0
 
 
+def sweep_files(options: Namespace) -> int:
+    configs = [config for path in options.configs for config in expand(path, options.overrides)]
+    runs = plan(configs, options.out)
+    if options.dry_run:
+        for run in runs:
+            print("done" if run.complete else "to do", run.path)
+        return 0
+    summaries = sweep(runs, options.workers, lambda i, run: () if options.quiet else (_position_bar(i, run, runs),))
+    if options.json:
+        print(json.dumps(summaries))
+    else:
+        print_comparison(summaries)
+    return 0
+
+
 def _position_bar(position: int, run: Planned, runs: Sequence[Planned]) -> LiveProgress:
     seed = run.config.experiment.seed
     return LiveProgress(f"[{position + 1}/{len(runs)}] {run.config.method['name']} seed {seed}")
@@ -217,5 +232,6 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "run": run,
     "resume": resume_run,
     "compare": compare,
+    "sweep": sweep_files,
     "list": list_things,
 }

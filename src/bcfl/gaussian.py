@@ -49,7 +49,9 @@ class Gaussian:
 
     def is_finite(self) -> bool:
         """Whether every mean is finite and every precision is finite."""
-        return bool(self.mean.isfinite().all()) and bool(self.precision.isfinite().all())
+        # NaN and ±∞ surface in the extremes, which are found without making a vector.
+        extremes = [end for values in (self.mean, self.precision) if values.numel() for end in values.aminmax()]
+        return all(math.isfinite(end) for end in extremes)
 
 
 def flat(mean: Tensor) -> Gaussian:

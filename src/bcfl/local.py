@@ -16,8 +16,9 @@ from torch.func import functional_call, grad, vmap
 from bcfl.gaussian import Gaussian
 from bcfl.models import FlatModel
 
-CHUNK = 256  # examples per forward pass where no gradient is needed
+CHUNK = 64  # examples per forward pass where no gradient is needed: more would fall out of the cache
 NUM_BINS = 15  # of the calibration table
+FLOOR = -1e6  # the least log-likelihood of an example: an overflow in the network must not become a score of NaN
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _pull(precision: Tensor, num_examples: int, training: Training) -> Tensor | 
     if not precision.any():
         return None
     scale = training.learning_rate / (1 - training.momentum) / num_examples
-    return 1 - 1 / (1 + scale * precision)  # 1 where the precision is infinite
+    return 1 / (1 + 1 / (scale * precision))  # a/(1+a), also where the precision is 0 or infinite
 
 
 def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, generator: torch.Generator) -> Tensor:
@@ -148,7 +149,7 @@ def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, genera
     def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model.module, (values, buffers), (x[None],)), y[None])
 
-    per_example = vmap(grad(loss), in_dims=(None, 0, 0))
+    per_example = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     fisher = torch.zeros(model.num_parameters)
     views = model.parameter_views(fisher)
     for part in rows.split(32):  # a chunk holds 32 gradients at a time
@@ -166,7 +167,11 @@ def log_likelihoods(model: FlatModel, vectors: Tensor, examples: Examples, rows:
             model.load(vector)
             parts = [-F.cross_entropy(model.module(x), y, reduction="none") for x, y in examples.chunks(rows)]
             torch.cat(parts, out=values[i])
-    return values
+    return _floored(values)
+
+
+def _floored(log_p: Tensor) -> Tensor:
+    return log_p.nan_to_num(nan=FLOOR).clamp(min=FLOOR)
 
 
 Summary = Callable[[Tensor, int], Tensor]  # (model, example) log-likelihoods, the client's examples -> (model,)
@@ -207,7 +212,7 @@ def evaluate(model: FlatModel, vector: Tensor, examples: Examples, num_classes: 
     total = 0.0
     with torch.inference_mode():
         for x, y in examples.chunks(torch.arange(len(examples))):
-            log_p = model.module(x).log_softmax(1)
+            log_p = _floored(model.module(x).log_softmax(1))
             confidence, predicted = log_p.double().exp().max(1)
             total += float(log_p.gather(1, y[:, None]).double().sum())
             confusion += torch.bincount(y * num_classes + predicted, minlength=num_classes**2).view_as(confusion)
@@ -224,6 +229,7 @@ def check_model(model: FlatModel, examples: Examples, num_classes: int) -> tuple
     does not fit the data.
     """
     x, _ = examples.batch(torch.arange(min(2, len(examples))))
+    model.seed(torch.Generator())
     model.module.train()
     before = torch.get_rng_state()
     try:

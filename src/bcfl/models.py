@@ -1,6 +1,7 @@
 """A torch module as one flat vector, and the modules known by name."""
 
 import difflib
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from bcfl.randomness import stream_seed
 
 ModelFactory = Callable[[], nn.Module]
+_GLOBAL_GENERATOR = threading.Lock()  # workers that start together must not mix up their draws
 
 
 class FlatModel:
@@ -28,8 +30,9 @@ class FlatModel:
             raise ValueError("model must have float32 parameters and statistics")
         self.num_parameters = sum(p.numel() for p in parameters)
         self.num_statistics = sum(s.numel() for s in statistics)
-        layers = [own for child in module.modules() if (own := list(child.parameters(recurse=False)))]
-        self.num_last_layer = sum(p.numel() for p in layers[-1])  # they stand last among the parameters
+        layer_of = [name.rpartition(".")[0] for name, _ in module.named_parameters()]  # tied parameters stand once
+        last = [p for p, layer in zip(parameters, layer_of, strict=True) if layer == layer_of[-1]]
+        self.num_last_layer = sum(p.numel() for p in last)  # they stand last among the parameters
         self.vector = torch.zeros(self.num_parameters + self.num_statistics)
         self.gradient = torch.zeros(self.num_parameters)
         self.parameters = self.vector[: self.num_parameters]
@@ -39,6 +42,8 @@ class FlatModel:
         ):
             view.copy_(tensor.detach())
             tensor.data = view
+        if not self.vector.isfinite().all():
+            raise ValueError("model must start with finite parameters and statistics")
         for parameter, view in zip(parameters, _views(self.gradient, parameters), strict=True):
             parameter.grad = view
         self._dropouts = _seed_dropout(module)
@@ -92,7 +97,7 @@ def _seed_dropout(module: nn.Module) -> list[SeededDropout]:
     """Swap every plain nn.Dropout for one that can be seeded, in place."""
     swapped = []
     for parent in module.modules():
-        for name, child in parent.named_children():
+        for name, child in parent._modules.items():  # named_children() would skip a layer that stands there twice
             if type(child) is nn.Dropout:
                 swapped.append(SeededDropout(child.p))
                 setattr(parent, name, swapped[-1])
@@ -101,7 +106,7 @@ def _seed_dropout(module: nn.Module) -> list[SeededDropout]:
 
 def build(factory: ModelFactory, seed: int, *path: int | str) -> nn.Module:
     """A module initialised by a stream of its own; torch's global generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "model", *path))
         module = factory()
     if not isinstance(module, nn.Module):

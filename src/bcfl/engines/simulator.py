@@ -19,11 +19,12 @@ from torch import Tensor
 
 from bcfl import local
 from bcfl.data.partition import FederatedData
-from bcfl.federation import Choice, Jobs, Work, prior_of
+from bcfl.engines.client import LocalClient, continued_momentum, draw_model, layout_of
+from bcfl.federation import Choice, Jobs, Work
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
-from bcfl.randomness import generator, numpy_generator
+from bcfl.randomness import numpy_generator
 
 T = TypeVar("T")
 
@@ -65,20 +66,18 @@ class Simulator:
         self.factory, self.training, self.seed = factory, training, seed
         self.participation = participation or Participation()
         (x_train, images), (x_test, _) = local.pool(data.x_train), local.pool(data.x_test)
-        self.train = [Examples(x_train, data.y_train, index, images) for index in data.train_of]
-        self.test = [Examples(x_test, data.y_test, index, images) for index in data.test_of]
-        self.num_examples = torch.tensor([len(own) for own in self.train], dtype=torch.float64)
+        train = [Examples(x_train, data.y_train, index, images) for index in data.train_of]
+        test = [Examples(x_test, data.y_test, index, images) for index in data.test_of]
+        self.num_examples = torch.tensor([len(own) for own in train], dtype=torch.float64)
         if not self.num_examples.all():
             raise ValueError(f"client {int((self.num_examples == 0).nonzero()[0])} has no training data")
         probe = FlatModel(build(factory, seed, "probe"))
-        self.num_classes, draws_globally = local.check_model(probe, self.train[0], data.num_classes)
-        self.num_parameters, self.num_last_layer = probe.num_parameters, probe.num_last_layer
-        self.num_evaluated = len(probe.vector)  # what a forward pass needs: parameters and BatchNorm statistics
-        self.num_statistics = probe.num_statistics + (
-            probe.num_parameters if training.momentum_state == "belief" else 0
-        )
+        self.num_classes, draws_globally = local.check_model(probe, train[0], data.num_classes)
+        self.layout = layout_of(probe, training)
+        self.clients = [
+            LocalClient(c, *own, training, seed, draws_globally) for c, own in enumerate(zip(train, test, strict=True))
+        ]
         self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
-        self._draws_globally = draws_globally
         # client -> belief -> the momentum that the client keeps of it: only for momentum_state = "client".
         self.momentum: dict[int, dict[int, Tensor]] = {}
         self._thread = threading.local()
@@ -99,7 +98,7 @@ class Simulator:
 
     @property
     def num_clients(self) -> int:
-        return len(self.train)
+        return len(self.clients)
 
     def begin(self, round_index: int) -> "SimulatedClients":
         return SimulatedClients(self, round_index)
@@ -120,16 +119,11 @@ class Simulator:
     def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]:
         """Each client's model on its own test data; None for a client without any."""
 
-        def task(client: int, vector: Tensor) -> Callable[[FlatModel], Evaluation | None]:
-            own = self.test[client]
-            return lambda model: local.evaluate(model, vector, own, self.num_classes) if len(own) else None
+        def task(client: LocalClient, vector: Tensor) -> Callable[[FlatModel], Evaluation | None]:
+            return lambda model: client.evaluate(model, vector, self.num_classes)
 
-        return list(self.stream(task(c, models[int(m)]) for c, m in enumerate(model_of_client)))
-
-    def seed_global(self, *path: int | str) -> None:
-        """Fix torch's global generator for a job, for models that draw from it (there is one worker then)."""
-        if self._draws_globally:
-            torch.manual_seed(generator(self.seed, *path).initial_seed())
+        pairs = zip(self.clients, model_of_client.tolist(), strict=True)
+        return list(self.stream(task(client, models[m]) for client, m in pairs))
 
 
 class SimulatedClients:
@@ -138,17 +132,15 @@ class SimulatedClients:
     def __init__(self, engine: Simulator, round_index: int):
         self.engine, self.round, self.seed = engine, round_index, engine.seed
         self.num_examples = engine.num_examples
-        self.num_parameters, self.num_last_layer = engine.num_parameters, engine.num_last_layer
-        self.num_statistics, self.local_steps = engine.num_statistics, engine.training.local_steps
+        self.layout, self.local_steps = engine.layout, engine.training.local_steps
+        self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
+        self.num_statistics = self.layout.num_statistics
         self.present, self.in_time = engine.participation.draw(engine.num_clients, engine.seed, round_index)
         self.work = Work()
         self._momentum_before, engine.momentum = engine.momentum, dict(engine.momentum)
 
     def draw_model(self, *path: int) -> Tensor:
-        vector = torch.zeros(self.num_parameters + self.num_statistics)  # carried momentum starts at rest
-        initial = FlatModel(build(self.engine.factory, self.seed, *path)).vector
-        vector[: len(initial)] = initial
-        return vector
+        return draw_model(self.engine.factory, self.layout, self.seed, *path)
 
     def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         return self._score(models, max_examples, local.total_log_likelihood)
@@ -167,7 +159,7 @@ class SimulatedClients:
             self._count_scored(client, len(models), max_examples)
         self.work.exchanges += 1
         self.work.scalars_up += len(clients) * len(models)
-        self.work.parameters_down += len(clients) * len(models) * self.engine.num_evaluated
+        self.work.parameters_down += len(clients) * len(models) * self.layout.num_evaluated
         return scores
 
     def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
@@ -181,7 +173,7 @@ class SimulatedClients:
                 self.work.late += 1
                 yield None
                 continue
-            self.work.parameters_down += self._model_size(jobs.curvature) + (
+            self.work.parameters_down += self.layout.numbers_sent(jobs.curvature) + (
                 0 if jobs.start is None else models.mean.shape[1]
             )
             yield self._received(client, belief, jobs, *next(results))
@@ -202,7 +194,7 @@ class SimulatedClients:
         for client, (best, answer) in zip(in_time, self.engine.stream(partial(task, c) for c in in_time), strict=True):
             self._count_scored(client, len(models), max_examples)
             self.work.scalars_up += 1
-            self.work.parameters_down += len(models) * self._model_size(curvature)
+            self.work.parameters_down += len(models) * self.layout.numbers_sent(curvature)
             yield Choice(client, best, self._received(client, best, jobs, *answer))
 
     def _present_clients(self) -> list[int]:
@@ -211,38 +203,27 @@ class SimulatedClients:
     def _scores_of(
         self, client: int, model: FlatModel, models: Tensor, max_examples: int | None, summary: local.Summary
     ) -> Tensor:
-        own = self.engine.train[client]
-        rows = local.scoring_rows(len(own), max_examples, generator(self.seed, "score", self.round, client))
-        return summary(local.log_likelihoods(model, models, own, rows), len(own))  # (model,)
+        return self.engine.clients[client].score(model, models, self.round, max_examples, summary)
 
     def _posterior_of(
         self, client: int, belief: int, models: Gaussian, jobs: Jobs, job: int, model: FlatModel
     ) -> tuple[Gaussian, Tensor]:
-        path = ("fit", self.round, client)  # the same batches whichever belief is trained: a fair comparison
-        self.engine.seed_global(*path)
-        strength = 1.0 if jobs.strength is None else float(jobs.strength[job])
-        return local.fit(
+        parent = belief if jobs.parent_of is None else int(jobs.parent_of[belief])
+        return self.engine.clients[client].fit(
             model,
-            models.mean[belief] if jobs.start is None else jobs.start[client],
-            prior_of(models[belief], strength, self.num_parameters),
-            self.engine.train[client],
-            self.engine.training,
-            generator(self.seed, *path),
+            models[belief],
+            self.round,
+            strength=1.0 if jobs.strength is None else float(jobs.strength[job]),
             curvature=jobs.curvature,
+            start=None if jobs.start is None else jobs.start[client],
             num_steps=jobs.num_steps,
-            momentum=self._kept_momentum(client, belief, jobs.parent_of),
+            momentum=continued_momentum(self._momentum_before.get(client, {}), parent),
         )
-
-    def _kept_momentum(self, client: int, belief: int, parent_of: Tensor | None) -> Tensor | None:
-        """The client's momentum in the belief's line of descent, or its latest if it trained elsewhere."""
-        kept = self._momentum_before.get(client, {})
-        parent = belief if parent_of is None else int(parent_of[belief])
-        return kept.get(parent, next(reversed(kept.values()), None))
 
     def _received(self, client: int, belief: int, jobs: Jobs, posterior: Gaussian, momentum: Tensor) -> Gaussian | None:
         self.work.trainings += 1
         self.work.local_steps += jobs.num_steps or self.local_steps
-        self.work.parameters_up += self._model_size(jobs.curvature)
+        self.work.parameters_up += self.layout.numbers_sent(jobs.curvature)
         if not posterior.is_finite():
             self.work.rejected += 1
             return None
@@ -252,9 +233,6 @@ class SimulatedClients:
             self.engine.momentum[client][belief] = momentum
         return posterior
 
-    def _model_size(self, curvature: bool) -> int:
-        return self.num_parameters + self.num_statistics + (self.num_parameters if curvature else 0)
-
     def _count_scored(self, client: int, num_models: int, max_examples: int | None) -> None:
-        num_examples = len(self.engine.train[client])
+        num_examples = len(self.engine.clients[client].train)
         self.work.scored_examples += num_models * min(num_examples, max_examples or num_examples)

@@ -4,16 +4,28 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from bcfl.data.datasets import DATASETS
 from bcfl.engines.simulator import Participation
 from bcfl.local import Training
-from bcfl.methods import option_types
+from bcfl.methods import make_method, option_types
+
+DEFAULT_METHOD = "bcfl-mh-3"
+FROM_PYTHON = "given in Python"  # stands for a factory where a caller brought clients or a model of their own
+MODEL_FOR = {
+    "digits": "mlp",
+    "fashion_mnist": "fashion_cnn",
+    "cifar10": "cifar_cnn",
+    "amazon_review": "amazon_mlp",
+    "digits_five": "digits_five_cnn",
+}
 
 
 @dataclass(frozen=True)
@@ -60,13 +72,19 @@ class ExperimentConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A run's settings, resolved: every default is written out."""
+    """A run's settings as `parse_config` resolves them: every default is written out, so that it may change later."""
 
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "bcfl-mh-3", "num_clusters": 4})
-    training: Training = field(default_factory=Training)
-    experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
+    data: DataConfig
+    model: ModelConfig
+    method: Mapping[str, Any]  # its name and all options that it has
+    training: Training
+    experiment: ExperimentConfig
+
+    @property
+    def label(self) -> str:
+        """What a run folder is called for people."""
+        data = self.data.name if self.data.factory is None else "own"
+        return f"{data}-{self.method['name']}-s{self.experiment.seed}"
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Plain values, ready for JSON."""
@@ -76,7 +94,9 @@ class Config:
 
     def identity(self) -> str:
         """A short name of exactly these settings: two runs with the same identity give the same results."""
-        text = json.dumps(self.as_dict(), sort_keys=True)
+        values = self.as_dict()
+        del values["data"]["path"]  # where the data lies does not change what they are
+        text = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
@@ -100,7 +120,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
     }
     config = Config(method=_parse_method(values.get("method", {})), **sections)
     _check_ranges(config)
-    return config
+    return dataclasses.replace(config, data=_resolve_data(config.data), model=_resolve_model(config))
 
 
 def load_config(path: Path | None, overrides: Iterable[str] = (), **experiment: Any) -> Config:
@@ -108,15 +128,18 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), **experiment: 
     values: dict[str, Any] = read_toml(path) if path else {}
     for override in overrides:
         apply_override(values, override)
-    values.setdefault("experiment", {}).update({key: value for key, value in experiment.items() if value is not None})
+    own = _section_of(values, "experiment")
+    own.update({key: value for key, value in experiment.items() if value is not None})
     return parse_config(values)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"configuration file {path} does not exist") from None
+    except OSError as error:
+        raise ValueError(f"configuration file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"configuration file {path} is not valid TOML: {error}") from None
 
@@ -131,17 +154,42 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    part = values.setdefault(section, {})
-    if not isinstance(part, dict):
-        raise ValueError(f"{section} must be a section of settings, got {part!r}")
-    part[name] = value
+    _section_of(values, section)[name] = value
+
+
+def _section_of(values: dict[str, Any], name: str) -> dict[str, Any]:
+    section = values.setdefault(name, {})
+    if not isinstance(section, dict):
+        raise ValueError(f"{name} must be a section of settings, got {section!r}")
+    return section
 
 
 def _parse_method(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's name and all of its options; options that only other methods have leave no trace."""
     hints = {"name": str, **option_types()}
     _refuse_unknown(values, hints, "key", "method.")
-    method = {"name": "bcfl-mh-3", "num_clusters": 4, **values}
-    return {key: check_type(value, hints[key], f"method.{key}") for key, value in method.items()}
+    given = {key: check_type(value, hints[key], f"method.{key}") for key, value in values.items()}
+    name = given.pop("name", DEFAULT_METHOD)
+    method: Any = make_method(name, given)
+    return {"name": name, **{key: value for key, value in dataclasses.asdict(method).items() if key in hints}}
+
+
+def _resolve_data(data: DataConfig) -> DataConfig:
+    """The data set's own options written out; a run that has other data is left as it is."""
+    if data.factory is not None or data.name not in DATASETS:
+        return data
+    defaults = {key: DATASETS[data.name].options.get(key) for key in ("rotations", "domains")}
+    return dataclasses.replace(
+        data, **{key: value for key, value in defaults.items() if value is not None and getattr(data, key) is None}
+    )
+
+
+def _resolve_model(config: Config) -> ModelConfig:
+    """The model that "auto" stands for; where nothing does, the user will be asked for a name."""
+    own = config.model.factory is not None or config.data.factory is not None
+    if own or config.model.name != "auto":
+        return config.model
+    return dataclasses.replace(config.model, name=MODEL_FOR.get(config.data.name, "auto"))
 
 
 def _parse_section(kind: Any, values: Mapping[str, Any], section: str) -> Any:
@@ -158,7 +206,7 @@ def check_type(value: Any, hint: Any, key: str) -> Any:
             return None
         if get_origin(option) is Literal and value in get_args(option):
             return value
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
         if option in (int, str) and type(value) is option:
             return value
@@ -216,10 +264,20 @@ def _check_ranges(config: Config) -> None:
     for name in at_least.keys() & config.method.keys():
         value = config.method[name]
         rules[f"method.{name}"] = (value is None or value >= at_least[name], f"≥ {at_least[name]}")
-    for name in {"forgetting", "min_weight"} & config.method.keys():
-        rules[f"method.{name}"] = (0 <= config.method[name] <= 1, "in [0, 1]")
-    for name in {"give_up_weight", "sigma", "alpha", "smoothing"} & config.method.keys():
-        rules[f"method.{name}"] = (config.method[name] is None or config.method[name] > 0, "> 0")
+    if "forgetting" in config.method:
+        rules["method.forgetting"] = (0 <= config.method["forgetting"] <= 1, "in [0, 1]")
+    if "min_weight" in config.method:
+        rules["method.min_weight"] = (0 <= config.method["min_weight"] < 1, "in [0, 1)")
+    if "give_up_weight" in config.method:
+        rules["method.give_up_weight"] = (0 < config.method["give_up_weight"] <= 1, "in (0, 1]")
+    for name in {"sigma", "alpha", "smoothing", "temperature"} & config.method.keys():
+        value = config.method[name]
+        rules[f"method.{name}"] = (value is None or isinstance(value, str) or value > 0, "> 0")
+    if config.method.get("evidence_kind") == "sigma" and config.method["evidence_points"] > 1:
+        rules["method.evidence_points"] = (config.method["evidence_points"] % 2 == 0, '1 or even for "sigma" points')
+    if config.method.get("cluster_size") is not None:
+        fewest, most = config.method["cluster_size"]
+        rules["method.cluster_size"] = (0 <= fewest <= most, "[fewest, most] with 0 ≤ fewest ≤ most")
     values = config.as_dict()
     for key, (holds, allowed) in rules.items():
         if not holds:

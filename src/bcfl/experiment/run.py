@@ -5,10 +5,10 @@ import importlib
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ from bcfl.experiment.config import Config, parse_config
 from bcfl.experiment.metrics import agreement, summarise
 from bcfl.experiment.result import Result
 from bcfl.experiment.store import Checkpoint, RunFolder
-from bcfl.federation import Hypotheses, Method, RoundInfo
+from bcfl.federation import Clients, Hypotheses, Method, RoundInfo, Work
+from bcfl.local import Evaluation
 from bcfl.methods import make_method
 from bcfl.models import MODELS, ModelFactory, look_up
 
@@ -38,10 +39,42 @@ MODEL_FOR = {
 }
 
 
+class Split(Protocol):
+    """What a server may know of the clients' data: how many hold some, what it is called, and perhaps true groups."""
+
+    @property
+    def num_clients(self) -> int: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def group(self) -> Tensor | None: ...  # (client,)
+
+
+S = TypeVar("S", bound=Split)
+
+
+class CountedClients(Clients, Protocol):
+    """The federation in one round, with what it has cost so far."""
+
+    work: Work
+
+
+class Engine(Protocol):
+    """Whoever answers for the clients: the simulator, or a real federation."""
+
+    momentum: dict[int, dict[int, Tensor]]  # what clients keep, where the engine keeps it for them
+
+    def begin(self, round_index: int) -> CountedClients: ...
+
+    def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]: ...
+
+
 class Observer(Protocol):
     """Somebody who follows a run: a progress bar, a logger."""
 
-    def started(self, config: Config, data: FederatedData, first_round: int) -> None: ...
+    def started(self, config: Config, data: Split, first_round: int) -> None: ...
 
     def round_done(self, record: dict[str, Any], seconds: float) -> None: ...
 
@@ -51,20 +84,24 @@ class RunStoppedError(Exception):
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Generic[S]):
     """What a configuration stands for: data, model and method, checked against each other."""
 
-    data: FederatedData
+    data: S
     factory: ModelFactory
     method: Method
 
 
-def prepare(config: Config, clients: Sequence[Any] | None = None, factory: ModelFactory | None = None) -> Problem:
+def prepare(
+    config: Config, clients: Sequence[Any] | None = None, factory: ModelFactory | None = None
+) -> Problem[FederatedData]:
     """The problem that `config` describes; a user's own clients and model take the place of named ones."""
+    return pose(config, load_data(config, clients), factory or model_factory(config))
+
+
+def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
+    """The configured method on these data, if there are enough clients for it."""
     method = make_method(config.method["name"], {k: v for k, v in config.method.items() if k != "name"})
-    data = _load_data(config, clients)
-    if config.data.validation:
-        data = with_validation(data, config.data.validation, config.experiment.seed)
     num_clusters = getattr(method, "num_clusters", 1)
     if num_clusters > data.num_clients:
         raise ValueError(f"method.num_clusters is {num_clusters}, but there are only {data.num_clients} clients")
@@ -73,10 +110,16 @@ def prepare(config: Config, clients: Sequence[Any] | None = None, factory: Model
     if max_hypotheses > possible:
         raise ValueError(f"method {config.method['name']!r} keeps {max_hypotheses} hypotheses, but {data.num_clients} "
                          f"clients and {num_clusters} clusters allow only {possible}")  # fmt: skip
-    return Problem(data, factory or _model_factory(config), method)
+    return Problem(data, factory, method)
 
 
-def _load_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
+def load_data(config: Config, clients: Sequence[Any] | None = None) -> FederatedData:
+    """The configured data, cut into clients, or a user's own clients."""
+    data = _whole_data(config, clients)
+    return with_validation(data, config.data.validation, config.experiment.seed) if config.data.validation else data
+
+
+def _whole_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
     section = config.data
     if clients is None and section.factory is not None:
         clients = import_object(section.factory, "data.factory")()
@@ -98,7 +141,8 @@ def _load_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
     )
 
 
-def _model_factory(config: Config) -> ModelFactory:
+def model_factory(config: Config) -> ModelFactory:
+    """The configured model, or the one that suits the configured data set."""
     if config.model.factory is not None:
         return import_object(config.model.factory, "model.factory")
     if config.model.name != "auto":
@@ -165,6 +209,30 @@ def resume(
         return _advance(config, problem, engine, folder, folder.restore(), observers)
 
 
+def run_on(
+    engine: Engine,
+    config: Config,
+    problem: Problem[S],
+    out: Path,
+    split: Mapping[str, Any],
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Run on that engine into the folder `out`; if it holds this very run, unfinished, go on from there.
+
+    `split` is what the engine knows of who holds what; a run is gone on with only if that is still the same.
+    """
+    if not is_unfinished(out, config):
+        folder = RunFolder.create(out, config.as_dict())
+        folder.write("environment.json", environment())
+        folder.write("manifest.json", split)
+    folder = RunFolder.open(out)
+    for key, value in folder.read("manifest.json").items():
+        if value != split[key]:
+            raise ValueError(f"the run in {out} was begun with other clients: {key} was {value}, now {split[key]}")
+    with folder.locked():
+        return _advance(config, problem, engine, folder, folder.restore(), observers)
+
+
 def is_unfinished(path: Path, config: Config) -> bool:
     """Whether `path` holds a run of exactly these settings that was begun and not completed."""
     if not (path / "manifest.json").is_file():
@@ -173,7 +241,7 @@ def is_unfinished(path: Path, config: Config) -> bool:
     return not folder.complete and folder.read("config.json") == config.as_dict()
 
 
-def _engine(config: Config, problem: Problem, num_workers: int | None) -> Simulator:
+def _engine(config: Config, problem: Problem[FederatedData], num_workers: int | None) -> Simulator:
     experiment = config.experiment
     return Simulator(
         problem.factory, problem.data, config.training, experiment.seed, experiment.participation(), num_workers
@@ -182,8 +250,8 @@ def _engine(config: Config, problem: Problem, num_workers: int | None) -> Simula
 
 def _advance(
     config: Config,
-    problem: Problem,
-    engine: Simulator,
+    problem: Problem[S],
+    engine: Engine,
     folder: RunFolder | None,
     checkpoint: Checkpoint | None,
     observers: Sequence[Observer],
@@ -199,8 +267,8 @@ def _advance(
 
 def _rounds(
     config: Config,
-    problem: Problem,
-    engine: Simulator,
+    problem: Problem[S],
+    engine: Engine,
     folder: RunFolder | None,
     checkpoint: Checkpoint | None,
     observers: Sequence[Observer],
@@ -245,7 +313,7 @@ def _rounds(
     return result
 
 
-def _association_record(state: Hypotheses, before: Tensor, data: FederatedData) -> dict[str, Any]:
+def _association_record(state: Hypotheses, before: Tensor, data: Split) -> dict[str, Any]:
     """How the best hypothesis' assignment stands: what changed, and whether it agrees with the true groups."""
     now = state.assignment[0]
     num_clusters = max(state.num_clusters, int(max(now.max(), before.max())) + 1)
@@ -294,7 +362,7 @@ def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
         checkpoint.state,
         _last_info(folder),
         folder.lines("rounds.jsonl"),
-        factory or _model_factory(config),
+        factory or model_factory(config),
         None if group is None else torch.tensor(group),
         path,
     )

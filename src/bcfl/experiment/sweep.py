@@ -1,12 +1,14 @@
 """Many runs, none of them twice: each has a folder named by its settings, so what is done is found again."""
 
+import copy
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bcfl.experiment.config import Config
+from bcfl.experiment.config import Config, apply_override, parse_config, read_toml
 from bcfl.experiment.run import Observer, resume, start
 from bcfl.experiment.store import RunFolder
 
@@ -21,6 +23,36 @@ class Planned:
     @property
     def complete(self) -> bool:
         return (self.path / "result.json").exists()
+
+
+def expand(path: Path, overrides: Iterable[str] = ()) -> list[Config]:
+    """The runs of a sweep file: an ordinary configuration with a [sweep] section that says what varies.
+
+    [sweep]
+    methods = ["fedavg", "bcfl-g"]
+    seeds = [0, 1, 2]
+    vary = { "method.num_clusters" = [2, 3, 4] }   # every combination
+    """
+    values = read_toml(path)
+    section = values.pop("sweep", {})
+    unknown = sorted(set(section) - {"methods", "seeds", "vary"})
+    if unknown:
+        raise ValueError(f"unknown key sweep.{unknown[0]} in {path}, allowed: methods, seeds, vary")
+    vary = {"method.name": section.get("methods"), **section.get("vary", {}), "experiment.seed": section.get("seeds")}
+    vary = {key: choices for key, choices in vary.items() if choices is not None}
+    for key, choices in vary.items():
+        if not isinstance(choices, list) or not choices or "." not in key:
+            raise ValueError(f"sweep in {path}: {key} must be section.key with a list of at least one value")
+    configs = []
+    for combination in itertools.product(*vary.values()):
+        own = copy.deepcopy(values)
+        for override in overrides:
+            apply_override(own, override)
+        for key, value in zip(vary, combination, strict=True):
+            part, _, name = key.partition(".")
+            own.setdefault(part, {})[name] = value
+        configs.append(parse_config(own))
+    return configs
 
 
 def plan(configs: Iterable[Config], out: Path) -> list[Planned]:
