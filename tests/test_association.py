@@ -154,6 +154,15 @@ def test_k_best_within_cluster_sizes_is_brute_force(kind: str) -> None:
                 assert torch.equal(totals, found[1][:k])
 
 
+def test_large_offsets_of_clients_do_not_disturb_cluster_sizes() -> None:
+    # ±2⁴⁹ + eighths: every cost and total is exact, but a sum of two offsets has no room left for eighths.
+    rng, offset = numpy_generator(9), np.array([[2.0**49], [-(2.0**49)]] * 3)
+    for _ in range(60):
+        cost = offset + rng.integers(0, 6, (6, 3)) / 8
+        totals = k_best_assignments(torch.from_numpy(cost), MOST, (0, 3))[1]
+        assert totals.tolist() == [float(total) for total, _ in every_assignment(cost, (0, 3))[:MOST]]
+
+
 entries = st.one_of(st.floats(-100, 100), st.integers(-2, 2).map(float), st.floats(-1e6, 1e6, width=32))
 
 

@@ -79,6 +79,8 @@ def test_a_belief_cannot_be_changed() -> None:
     ("mean", "precision", "finite"),
     [
         (vector(0), vector(1), True),
+        (vector(), vector(), True),
+        (vector(0, -inf, 0), vector(1, 1, 1), False),
         (vector(0), vector(inf), False),
         (vector(nan), vector(1), False),
         (vector(0), vector(nan), False),

@@ -13,10 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bcfl.data.datasets import DATASETS
-from bcfl.data.partition import FederatedData
 from bcfl.experiment.config import Config, load_config
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import Observer, RunStoppedError, resume, start
+from bcfl.experiment.run import Observer, RunStoppedError, Split, resume, start
 from bcfl.experiment.sweep import Planned, by_method, expand, mean_and_deviation, plan, sweep
 from bcfl.methods import METHODS
 from bcfl.models import MODELS
@@ -34,7 +33,7 @@ class LiveProgress:
         self._rounds = 0
         self._last_line = 0.0
 
-    def started(self, config: Config, data: FederatedData, first_round: int) -> None:
+    def started(self, config: Config, data: Split, first_round: int) -> None:
         self._rounds = config.experiment.rounds
         name = self._label or f"{config.method['name']} on {data.description}"
         if self._console.is_terminal:

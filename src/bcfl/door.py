@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bcfl.experiment.config import parse_config
+from bcfl.experiment.config import FROM_PYTHON, parse_config
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import Observer, is_unfinished, load_result, resume, start
 from bcfl.local import Training
@@ -36,8 +36,8 @@ def train(
     """
     config = parse_config(
         {
-            "data": {"factory": "the caller's clients"},
-            "model": {"factory": "the caller's model"},
+            "data": {"factory": FROM_PYTHON},
+            "model": {"factory": FROM_PYTHON},
             "method": {"name": method, **options},
             "training": asdict(training or Training()),
             "experiment": {"rounds": rounds, "seed": seed, "clients_per_round": clients_per_round},

@@ -14,12 +14,13 @@ Path = int | str
 
 def stream_seed(seed: int, *path: Path) -> int:
     """A 63-bit seed that is a fixed function of `seed` and `path`, the same on every platform."""
-    text = "/".join(f"{type(part).__name__}:{part}" for part in (seed, *path))
+    parts = (f"str:{part}" if isinstance(part, str) else f"int:{int(part)}" for part in (seed, *path))
+    text = "/".join(parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(seed: int, *path: Path) -> torch.Generator:
-    """A torch generator for the stream named by `path`."""
+    """A torch generator for the stream named by `path`; torch uses the lower 32 bits of its seed."""
     return torch.Generator().manual_seed(stream_seed(seed, *path))
 
 

@@ -53,7 +53,7 @@ class LocalClient:
     test: Examples
     training: Training
     seed: int
-    draws_globally: bool  # whether training draws from torch's global generator: see local.check_model
+    draws_globally: bool  # whether the model draws from torch's global generator: see local.check_model
 
     def score(
         self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, summary: local.Summary
@@ -63,8 +63,7 @@ class LocalClient:
 
     def log_likelihoods(self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None) -> Tensor:
         """log p(y|x) under each model of the examples that this round scores."""  # (model, example)
-        stream = generator(self.seed, "score", round_index, self.index)
-        rows = local.scoring_rows(len(self.train), max_examples, stream)
+        rows = local.scoring_rows(len(self.train), max_examples, self._stream("score", round_index, self.index))
         return local.log_likelihoods(model, models, self.train, rows)
 
     def fit(
@@ -80,16 +79,13 @@ class LocalClient:
         momentum: Tensor | None = None,
     ) -> tuple[Gaussian, Tensor]:
         """The client's posterior from the prior belief^strength, and the momentum at its end."""
-        path = ("fit", round_index, self.index)  # the same batches whichever belief is trained: a fair comparison
-        if self.draws_globally:
-            torch.manual_seed(generator(self.seed, *path).initial_seed())
         return local.fit(
             model,
             belief.mean if start is None else start,
             prior_of(belief, strength, model.num_parameters),
             self.train,
             self.training,
-            generator(self.seed, *path),
+            self._stream("fit", round_index, self.index),  # the same batches for every belief: a fair comparison
             curvature=curvature,
             num_steps=num_steps,
             momentum=momentum,
@@ -97,9 +93,20 @@ class LocalClient:
 
     def evaluate(self, model: FlatModel, vector: Tensor, num_classes: int) -> Evaluation | None:
         """How the model does on the client's test data; None if it has none."""
+        self._stream("evaluate", self.index)
         return local.evaluate(model, vector, self.test, num_classes) if len(self.test) else None
+
+    def _stream(self, *path: int | str) -> torch.Generator:
+        """The client's stream of that name; torch's global generator joins it if the model draws from that."""
+        stream = generator(self.seed, *path)
+        if self.draws_globally:
+            torch.manual_seed(stream.initial_seed())
+        return stream
 
 
 def continued_momentum(kept: dict[int, Tensor], parent: int) -> Tensor | None:
-    """What a client kept of the belief's line of descent, or its latest if it trained elsewhere; None if nothing."""
-    return kept.get(parent, next(reversed(kept.values()), None))
+    """What a client kept of the belief's line of descent, or of its last belief if it trained elsewhere, if anything.
+
+    The last is the one with the largest index: the order in which a checkpoint is read back must not matter.
+    """
+    return kept.get(parent, kept[max(kept)] if kept else None)

@@ -72,7 +72,7 @@ class Simulator:
         if not self.num_examples.all():
             raise ValueError(f"client {int((self.num_examples == 0).nonzero()[0])} has no training data")
         probe = FlatModel(build(factory, seed, "probe"))
-        self.num_classes, draws_globally = local.check_model(probe, train[0], data.num_classes)
+        self.num_classes, draws_globally = local.check_model(probe, min(train, key=len), data.num_classes)
         self.layout = layout_of(probe, training)
         self.clients = [
             LocalClient(c, *own, training, seed, draws_globally) for c, own in enumerate(zip(train, test, strict=True))

@@ -147,13 +147,20 @@ def read_toml(path: Path) -> dict[str, Any]:
 def apply_override(values: dict[str, Any], override: str) -> None:
     """Set one `section.key=value`; the value is read as TOML, and as plain text if it is not TOML."""
     key, equals, text = override.partition("=")
-    section, dot, name = key.strip().partition(".")
-    if not (equals and dot and name):
+    if not equals:
         raise ValueError(f"--set takes section.key=value, got {override!r}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    set_value(values, key.strip(), value)
+
+
+def set_value(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set `section.key` in nested plain values."""
+    section, _, name = key.partition(".")
+    if not (section and name):
+        raise ValueError(f"a setting is called section.key, got {key!r}")
     _section_of(values, section)[name] = value
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bcfl.association import align, co_association, entropy, marginals
@@ -31,10 +32,12 @@ class Result:
 
     @property
     def probability(self) -> Tensor:
-        """How likely each client belongs to each cluster, over the last round's hypotheses."""  # (client, cluster)
+        """How likely each client belongs to each cluster, over the last round's hypotheses; rows sum to one."""
         assignment, log_weight = self._stories()
         num_clusters = max(self.state.num_clusters, int(assignment.max()) + 1)
-        return marginals(align(assignment, num_clusters), log_weight, num_clusters)
+        probability = marginals(align(assignment, num_clusters), log_weight, num_clusters)
+        # A client that never took part may be anywhere.
+        return torch.where((assignment[0] < 0)[:, None], 1 / num_clusters, probability)  # (client, cluster)
 
     @property
     def co_association(self) -> Tensor:

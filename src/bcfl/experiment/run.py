@@ -1,11 +1,14 @@
 """A run from its settings to its result, with every round on disk."""
 
+import contextlib
 import errno
 import importlib
+import logging
 import platform
+import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,7 +24,7 @@ from bcfl.data.datasets import DATASETS, load
 from bcfl.data.manifest import manifest, verify_manifest
 from bcfl.data.partition import FederatedData, partition, with_validation
 from bcfl.engines.simulator import Simulator
-from bcfl.experiment.config import Config, parse_config
+from bcfl.experiment.config import FROM_PYTHON, Config, parse_config
 from bcfl.experiment.metrics import agreement, summarise
 from bcfl.experiment.result import Result
 from bcfl.experiment.store import Checkpoint, RunFolder
@@ -30,13 +33,7 @@ from bcfl.local import Evaluation
 from bcfl.methods import make_method
 from bcfl.models import MODELS, ModelFactory, look_up
 
-MODEL_FOR = {
-    "digits": "mlp",
-    "fashion_mnist": "fashion_cnn",
-    "cifar10": "cifar_cnn",
-    "amazon_review": "amazon_mlp",
-    "digits_five": "digits_five_cnn",
-}
+logger = logging.getLogger(__name__)
 
 
 class Split(Protocol):
@@ -110,7 +107,21 @@ def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
     if max_hypotheses > possible:
         raise ValueError(f"method {config.method['name']!r} keeps {max_hypotheses} hypotheses, but {data.num_clients} "
                          f"clients and {num_clusters} clusters allow only {possible}")  # fmt: skip
+    if config.method.get("cluster_size") is not None:
+        _check_cluster_size(config, num_clusters, data.num_clients)
     return Problem(data, factory, method)
+
+
+def _check_cluster_size(config: Config, num_clusters: int, num_clients: int) -> None:
+    """Nothing happens if every round has as many clients as clusters of that size can hold."""
+    fewest, most = config.method["cluster_size"]
+    participation, experiment = config.experiment.participation(), config.experiment
+    for index in range(1, experiment.rounds + 1):
+        present = int(participation.draw(num_clients, experiment.seed, index)[0].sum())
+        if not fewest * num_clusters <= present <= most * num_clusters:
+            raise ValueError(f"method.cluster_size [{fewest}, {most}] with {num_clusters} clusters takes "
+                             f"{fewest * num_clusters} to {most * num_clusters} clients, but round {index} has "
+                             f"{present}")  # fmt: skip
 
 
 def load_data(config: Config, clients: Sequence[Any] | None = None) -> FederatedData:
@@ -122,7 +133,7 @@ def load_data(config: Config, clients: Sequence[Any] | None = None) -> Federated
 def _whole_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
     section = config.data
     if clients is None and section.factory is not None:
-        clients = import_object(section.factory, "data.factory")()
+        clients = _users_function(section.factory, "data.factory", list)()
     if clients is not None:
         return from_arrays(clients)
     options = {"rotations": section.rotations, "domains": section.domains}
@@ -144,16 +155,30 @@ def _whole_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
 def model_factory(config: Config) -> ModelFactory:
     """The configured model, or the one that suits the configured data set."""
     if config.model.factory is not None:
-        return import_object(config.model.factory, "model.factory")
-    if config.model.name != "auto":
-        return look_up(config.model.name)
-    if config.data.factory is not None or config.data.name not in MODEL_FOR:
+        return _users_function(config.model.factory, "model.factory")
+    if config.model.name == "auto":  # parse_config knows no model for these data
         raise ValueError(f"model.name must be given for these data, one of: {', '.join(MODELS)} (or model.factory)")
-    return MODELS[MODEL_FOR[config.data.name]]
+    return look_up(config.model.name)
+
+
+def _users_function(reference: str, key: str, convert: Callable[[Any], Any] = lambda made: made) -> Callable[[], Any]:
+    """The function that `package.module:function` names; whatever it raises becomes a ValueError that names it."""
+    function = import_object(reference, key)
+
+    def call() -> Any:
+        try:
+            return convert(function())
+        except Exception as error:
+            raise ValueError(f"{key} {reference!r} failed: {type(error).__name__}: {error}") from error
+
+    return call
 
 
 def import_object(reference: str, key: str) -> Callable[..., Any]:
     """The function that `package.module:function` names; the working directory counts as a place to look."""
+    if reference == FROM_PYTHON:
+        raise ValueError(f"{key} was given in Python and must be given there again: bcfl.train(…, out=FOLDER) goes on "
+                         f"with an unfinished run, bcfl.load(FOLDER, model) reads a complete one")  # fmt: skip
     module_name, colon, name = reference.partition(":")
     if not colon or not name:
         raise ValueError(f"{key} must be package.module:function, got {reference!r}")
@@ -161,8 +186,8 @@ def import_object(reference: str, key: str) -> Callable[..., Any]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{key} {reference!r} cannot be imported: {error}") from error
+    except Exception as error:  # a module of the user's may raise anything
+        raise ValueError(f"{key} {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(f"{key} {reference!r} must be a function, got {type(found).__name__}")
     return found  # type: ignore[no-any-return]
@@ -181,15 +206,11 @@ def start(
     problem = prepare(config, clients, factory)
     with _engine(config, problem, num_workers) as engine:
         if out is None:
-            return _advance(config, problem, engine, None, None, observers)
+            return _rounds(config, problem, engine, None, None, observers)
         folder = RunFolder.create(out, config.as_dict())
-        with folder.locked():
-            folder.write("environment.json", environment())
-            seed = config.experiment.seed if config.data.seed is None else config.data.seed
-            name = config.data.name if clients is None and config.data.factory is None else problem.data.description
-            split = manifest(problem.data, name, config.data.partition, seed, share_floor=config.data.share_floor)
-            folder.write("manifest.json", split)
-            return _advance(config, problem, engine, folder, None, observers)
+        with folder.locked(), _resumable(folder, _how_to_resume(config, folder)):
+            _describe(folder, _split(config, problem.data))
+            return _rounds(config, problem, engine, folder, None, observers)
 
 
 def resume(
@@ -203,10 +224,67 @@ def resume(
     """Go on where the run in `path` was stopped; a complete run is only read."""
     folder = RunFolder.open(path)
     config = parse_config(folder.read("config.json"))
-    problem = prepare(config, clients, factory)
-    verify_manifest(problem.data, folder.read("manifest.json"))
-    with folder.locked(), _engine(config, problem, num_workers) as engine:
-        return _advance(config, problem, engine, folder, folder.restore(), observers)
+    with folder.locked():
+        checkpoint = _restore(folder)
+        if folder.complete and checkpoint and checkpoint.round == config.experiment.rounds:
+            return _kept_result(config, folder, checkpoint, factory)
+        problem = prepare(config, clients, factory)
+        if folder.has("manifest.json"):
+            verify_manifest(problem.data, folder.read("manifest.json"))
+        with (
+            _engine(config, problem, num_workers) as engine,
+            _resumable(folder, _how_to_resume(config, folder)),
+        ):
+            if checkpoint and checkpoint.state.models.mean.shape[1] != engine.layout.length:
+                raise ValueError(f"the model has {engine.layout.length} numbers, but in the run in {path} it had "
+                                 f"{checkpoint.state.models.mean.shape[1]}")  # fmt: skip
+            if not folder.has("manifest.json"):  # stopped before its first round
+                _describe(folder, _split(config, problem.data))
+            return _rounds(config, problem, engine, folder, checkpoint, observers)
+
+
+def _restore(folder: RunFolder) -> Checkpoint | None:
+    """Where the run stands; what its user should know about that is told."""
+    checkpoint = folder.restore()
+    for note in folder.notes:
+        logger.warning(note)
+    if folder.has("environment.json"):
+        before, now = folder.read("environment.json"), environment()
+        changed = [f"{key} {before.get(key)} is now {value}" for key, value in now.items() if before.get(key) != value]
+        if changed and not folder.complete:
+            logger.warning(f"{folder.path}: the environment has changed, results may differ: {', '.join(changed)}")
+    return checkpoint
+
+
+def _describe(folder: RunFolder, split: Mapping[str, Any]) -> None:
+    """Beside its settings, the folder says what the run is made with and who holds what."""
+    folder.write("environment.json", environment())
+    folder.write("manifest.json", split)
+
+
+def _split(config: Config, data: FederatedData) -> dict[str, Any]:
+    section = config.data
+    origin = (section.name, section.partition) if section.factory is None else (data.description, "own")
+    seed = config.experiment.seed if section.seed is None else section.seed
+    return manifest(data, *origin, seed, share_floor=section.share_floor)
+
+
+def _how_to_resume(config: Config, folder: RunFolder) -> str:
+    if FROM_PYTHON in (config.data.factory, config.model.factory):
+        return f"bcfl.train(…, out={str(folder.path)!r})"
+    return f"`bcfl resume {shlex.quote(str(folder.path))}`"
+
+
+@contextlib.contextmanager
+def _resumable(folder: RunFolder, how: str) -> Iterator[None]:
+    """Whatever stops a run in here, its user is told how it goes on."""
+    try:
+        yield
+    except OSError as error:
+        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+        raise RunStoppedError(f"the run in {folder.path} stopped: {reason}; continue it with {how}") from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"continue the run with {how}") from None
 
 
 def run_on(
@@ -221,24 +299,22 @@ def run_on(
 
     `split` is what the engine knows of who holds what; a run is gone on with only if that is still the same.
     """
-    if not is_unfinished(out, config):
-        folder = RunFolder.create(out, config.as_dict())
-        folder.write("environment.json", environment())
-        folder.write("manifest.json", split)
-    folder = RunFolder.open(out)
-    for key, value in folder.read("manifest.json").items():
-        if value != split[key]:
-            raise ValueError(f"the run in {out} was begun with other clients: {key} was {value}, now {split[key]}")
-    with folder.locked():
-        return _advance(config, problem, engine, folder, folder.restore(), observers)
+    folder = RunFolder.open(out) if is_unfinished(out, config) else RunFolder.create(out, config.as_dict())
+    with folder.locked(), _resumable(folder, f"the same settings and folder {out}"):
+        checkpoint = _restore(folder)
+        if not folder.has("manifest.json"):
+            _describe(folder, split)
+        for key, value in folder.read("manifest.json").items():
+            if value != split.get(key):
+                now = split.get(key)
+                raise ValueError(f"the run in {out} was begun with other clients: {key} was {value}, now {now}")
+        return _rounds(config, problem, engine, folder, checkpoint, observers)
 
 
 def is_unfinished(path: Path, config: Config) -> bool:
     """Whether `path` holds a run of exactly these settings that was begun and not completed."""
-    if not (path / "manifest.json").is_file():
-        return False
-    folder = RunFolder.open(path)
-    return not folder.complete and folder.read("config.json") == config.as_dict()
+    folder = RunFolder(path)
+    return folder.has("config.json") and not folder.complete and folder.read("config.json") == config.as_dict()
 
 
 def _engine(config: Config, problem: Problem[FederatedData], num_workers: int | None) -> Simulator:
@@ -246,23 +322,6 @@ def _engine(config: Config, problem: Problem[FederatedData], num_workers: int | 
     return Simulator(
         problem.factory, problem.data, config.training, experiment.seed, experiment.participation(), num_workers
     )
-
-
-def _advance(
-    config: Config,
-    problem: Problem[S],
-    engine: Engine,
-    folder: RunFolder | None,
-    checkpoint: Checkpoint | None,
-    observers: Sequence[Observer],
-) -> Result:
-    """Round after round from the checkpoint, or from the beginning, to the end."""
-    try:
-        return _rounds(config, problem, engine, folder, checkpoint, observers)
-    except OSError as error:
-        where = f"; continue it with `bcfl resume {folder.path}`" if folder else ""
-        reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
-        raise RunStoppedError(f"the run stopped: {reason}{where}") from error
 
 
 def _rounds(
@@ -273,6 +332,7 @@ def _rounds(
     checkpoint: Checkpoint | None,
     observers: Sequence[Observer],
 ) -> Result:
+    """Round after round from the checkpoint, or from the beginning, to the end."""
     experiment, method = config.experiment, problem.method
     history: list[dict[str, Any]] = []
     if checkpoint is None:
@@ -287,7 +347,7 @@ def _rounds(
         assert folder is not None
         state, engine.momentum, first = checkpoint.state, checkpoint.momentum, checkpoint.round + 1
         history, info = folder.lines("rounds.jsonl"), _last_info(folder)
-    for observer in observers:
+    for observer in observers if first <= experiment.rounds else ():
         observer.started(config, problem.data, first)
     for index in range(first, experiment.rounds + 1):
         began, before = time.perf_counter(), state.assignment[0]
@@ -350,12 +410,18 @@ def _last_info(folder: RunFolder) -> RoundInfo | None:
 def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
     """The result of a complete run, read from its folder; no data set is needed."""
     folder = RunFolder.open(path)
-    if not folder.complete:
-        raise ValueError(f"the run in {path} is not complete; continue it with `bcfl resume {path}`")
     config = parse_config(folder.read("config.json"))
-    checkpoint = folder.restore()
-    if checkpoint is None:
-        raise ValueError(f"the run in {path} has no sound checkpoint left")
+    how = _how_to_resume(config, folder)
+    if not folder.complete:
+        raise ValueError(f"the run in {path} is not complete; continue it with {how}")
+    try:
+        checkpoint = folder.last_checkpoint()
+    except ValueError as error:
+        raise ValueError(f"{error}; repair it with {how}") from None
+    return _kept_result(config, folder, checkpoint, factory)
+
+
+def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, factory: ModelFactory | None) -> Result:
     group = folder.read("manifest.json")["group"]
     return Result(
         config,
@@ -364,7 +430,7 @@ def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
         folder.lines("rounds.jsonl"),
         factory or model_factory(config),
         None if group is None else torch.tensor(group),
-        path,
+        folder.path,
     )
 
 

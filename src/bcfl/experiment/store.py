@@ -3,7 +3,7 @@
 config.json        the resolved settings            rounds.jsonl        metrics, one line a round
 environment.json   versions and machine             associations.jsonl  hypotheses and weights, one line a round
 manifest.json      who holds which examples         timings.jsonl       seconds, apart: they never repeat
-checkpoints/       the last two states (safetensors with a digest, never pickle)
+checkpoints/       the last two states (safetensors with a digest, nothing that runs code when it is read)
 result.json        the summary, once the run is complete
 """
 
@@ -27,6 +27,7 @@ from bcfl.gaussian import Gaussian
 
 LOGS = ("rounds.jsonl", "associations.jsonl", "timings.jsonl")
 KEPT_CHECKPOINTS = 2  # should the last one be damaged, the one before is there
+LEFTOVERS = {"lock", "config.json.tmp"}  # all that can be there before config.json is
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -75,12 +76,10 @@ class RunFolder:
 
     @staticmethod
     def create(path: Path, config: Mapping[str, Any]) -> "RunFolder":
-        """A new, empty run folder; refuses one that holds anything."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            same = (path / "config.json").exists() and json.loads((path / "config.json").read_text()) == config
-            hint = "the same run: continue it with `bcfl resume`" if same else "something else: choose another folder"
-            raise ValueError(f"output folder {path} already holds {hint}")
-        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        """A new run folder that holds its settings; refuses one that holds anything else."""
+        if path.exists() and (not path.is_dir() or any(item.name not in LEFTOVERS for item in path.iterdir())):
+            raise ValueError(f"output folder {path} already holds {_what_is_in(RunFolder(path), config)}")
+        path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path)
         folder.write("config.json", config)
         return folder
@@ -107,13 +106,16 @@ class RunFolder:
 
     def read(self, name: str) -> Any:
         try:
-            return json.loads((self.path / name).read_text())
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.path / name} cannot be read: {error}") from None
 
+    def has(self, name: str) -> bool:
+        return (self.path / name).exists()
+
     @property
     def complete(self) -> bool:
-        return (self.path / "result.json").exists()
+        return self.has("result.json")
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """One more line; a line that was cut short by a crash is cut off on resuming."""
@@ -121,52 +123,78 @@ class RunFolder:
             file.write((json.dumps(record, separators=(",", ":")) + "\n").encode())
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        path = self.path / name
-        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        """All records of a log file; none if there is no such file."""
+        records = []
+        for number, line in enumerate((self.path / name).read_bytes().splitlines() if self.has(name) else (), 1):
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                raise ValueError(f"{self.path / name} is damaged at line {number}") from None
+        return records
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write the state, then let go of all but the last two; log files are made safe first."""
         sizes = {name: self._sync_log(name) for name in LOGS}
         tensors = state_tensors(checkpoint.state)
         for client, kept in checkpoint.momentum.items():
-            tensors |= {f"momentum.{client}.{belief}": vector for belief, vector in kept.items()}
-        meta = {"round": str(checkpoint.round), "digest": _digest(tensors), "sizes": json.dumps(sizes)}
-        write_atomically(self._checkpoint_path(checkpoint.round), save(tensors, meta))
+            # A client may go on with the momentum that it kept last, so their order is part of the state.
+            tensors |= {f"momentum.{client}.{i}.{belief}": kept[belief] for i, belief in enumerate(kept)}
+        meta = {"round": str(checkpoint.round), "sizes": json.dumps(sizes)}
+        path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, save(tensors, {**meta, "digest": _digest(tensors, meta)}))
         for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
             old.unlink()
 
     def restore(self) -> Checkpoint | None:
-        """The last sound checkpoint, with the log files cut back to it; None if there is none (start again)."""
+        """The last sound checkpoint, with the log files cut back to it; None if there is none (start again).
+
+        What was found damaged on the way is removed and told in `notes`.
+        """
         for leftover in self.path.rglob("*.tmp"):
             leftover.unlink()
+        checkpoint, sizes = None, dict.fromkeys(LOGS, 0)
         for path in reversed(self._checkpoints()):
             try:
                 checkpoint, sizes = self._load(path)
-            except (OSError, ValueError, KeyError, SafetensorError) as error:
-                self.notes.append(f"checkpoint {path.name} is damaged ({error}); falling back to the one before")
+                break
+            except ValueError as error:
+                self.notes.append(str(error))
                 path.unlink()
-                continue
-            for name, size in sizes.items():
+        if self.notes:
+            self.notes.append(
+                f"going on from round {checkpoint.round}" if checkpoint else "starting again from round 0"
+            )
+        for name, size in sizes.items():
+            if self.has(name):
                 os.truncate(self.path / name, size)
-            return checkpoint
-        for name in LOGS:
-            (self.path / name).unlink(missing_ok=True)
-        return None
+        return checkpoint
+
+    def last_checkpoint(self) -> Checkpoint:
+        """The last checkpoint, nothing else touched; a ValueError if it is damaged or missing."""
+        paths = self._checkpoints()
+        if not paths:
+            raise ValueError(f"{self.path} holds no checkpoint")
+        return self._load(paths[-1])[0]
 
     def _load(self, path: Path) -> tuple[Checkpoint, dict[str, int]]:
-        with safe_open(path, "pt") as file:
-            meta = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        if _digest(tensors) != meta["digest"]:
-            raise ValueError("its content does not match its digest")
+        """A checkpoint and the log files' sizes at its time; a ValueError if it cannot be relied on."""
+        try:
+            with safe_open(path, "pt") as file:
+                meta = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"checkpoint {path} is damaged: {error}") from None
+        if meta.pop("digest", None) != _digest(tensors, meta):
+            raise ValueError(f"checkpoint {path} is damaged: its content does not match its digest")
         sizes = json.loads(meta["sizes"])
         for name, size in sizes.items():
-            if (self.path / name).stat().st_size < size:
-                raise ValueError(f"{name} is shorter than when it was written")
+            if not self.has(name) or (self.path / name).stat().st_size < size:
+                raise ValueError(f"checkpoint {path} cannot be used: {name} is shorter than when it was written")
+        kept = [(*map(int, name.split(".")[1:]), name) for name in tensors if name.startswith("momentum.")]
         momentum: dict[int, dict[int, Tensor]] = {}
-        for name in [name for name in tensors if name.startswith("momentum.")]:
-            _, client, belief = name.split(".")
-            momentum.setdefault(int(client), {})[int(belief)] = tensors.pop(name)
+        for client, _, belief, name in sorted(kept):
+            momentum.setdefault(client, {})[belief] = tensors.pop(name)
         return Checkpoint(int(meta["round"]), state_from_tensors(tensors), momentum), sizes
 
     def _sync_log(self, name: str) -> int:
@@ -174,11 +202,19 @@ class RunFolder:
             os.fsync(file.fileno())
             return file.tell()
 
-    def _checkpoint_path(self, round_index: int) -> Path:
-        return self.path / "checkpoints" / f"round-{round_index:06d}.safetensors"
-
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
+
+
+def _what_is_in(folder: RunFolder, config: Mapping[str, Any]) -> str:
+    """What a folder holds that is not free, and what can be done."""
+    try:
+        same = folder.read("config.json") == config
+    except ValueError:
+        same = False
+    if not same:
+        return "something else: choose another folder"
+    return "this run, complete" if folder.complete else "this run, unfinished: continue it with `bcfl resume`"
 
 
 def state_tensors(state: Hypotheses) -> dict[str, Tensor]:
@@ -200,8 +236,8 @@ def state_from_tensors(tensors: Mapping[str, Tensor]) -> Hypotheses:
     return Hypotheses(models=models, **rest)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def _digest(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
+    digest = hashlib.blake2b(json.dumps(meta, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

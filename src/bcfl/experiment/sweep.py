@@ -2,14 +2,16 @@
 
 import copy
 import itertools
+import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bcfl.experiment.config import Config, apply_override, parse_config, read_toml
-from bcfl.experiment.run import Observer, resume, start
+from bcfl.data.partition import FederatedData
+from bcfl.experiment.config import Config, apply_override, parse_config, read_toml, set_value
+from bcfl.experiment.run import Observer, load_data, model_factory, pose, resume, start
 from bcfl.experiment.store import RunFolder
 
 
@@ -22,7 +24,7 @@ class Planned:
 
     @property
     def complete(self) -> bool:
-        return (self.path / "result.json").exists()
+        return RunFolder(self.path).complete
 
 
 def expand(path: Path, overrides: Iterable[str] = ()) -> list[Config]:
@@ -35,6 +37,8 @@ def expand(path: Path, overrides: Iterable[str] = ()) -> list[Config]:
     """
     values = read_toml(path)
     section = values.pop("sweep", {})
+    if not isinstance(section, dict) or not isinstance(section.get("vary", {}), dict):
+        raise ValueError(f"sweep in {path} must be a section, and so must sweep.vary")
     unknown = sorted(set(section) - {"methods", "seeds", "vary"})
     if unknown:
         raise ValueError(f"unknown key sweep.{unknown[0]} in {path}, allowed: methods, seeds, vary")
@@ -49,8 +53,7 @@ def expand(path: Path, overrides: Iterable[str] = ()) -> list[Config]:
         for override in overrides:
             apply_override(own, override)
         for key, value in zip(vary, combination, strict=True):
-            part, _, name = key.partition(".")
-            own.setdefault(part, {})[name] = value
+            set_value(own, key, value)
         configs.append(parse_config(own))
     return configs
 
@@ -59,7 +62,7 @@ def plan(configs: Iterable[Config], out: Path) -> list[Planned]:
     """A folder for every run, named for people and, by the settings' identity, for finding it again."""
     planned = {}
     for config in configs:
-        name = f"{config.data.name}-{config.method['name']}-s{config.experiment.seed}-{config.identity()}"
+        name = f"{config.label}-{config.identity()}"
         planned[name] = Planned(config, out / name)
     return list(planned.values())
 
@@ -73,16 +76,28 @@ def sweep(
 
     One run at a time: each of them uses all cores by itself.
     """
+    _check([run.config for run in runs if not run.complete])
     summaries = []
     for position, run in enumerate(runs):
         if not run.complete:
             own: dict[str, Any] = {"num_workers": num_workers, "observers": observers_for(position, run)}
-            if (run.path / "manifest.json").exists():
+            if RunFolder(run.path).has("config.json"):
                 resume(run.path, **own)
             else:
                 start(run.config, run.path, **own)
         summaries.append(RunFolder.open(run.path).read("result.json"))
     return summaries
+
+
+def _check(configs: Sequence[Config]) -> None:
+    """Nothing happens if every method suits its data: a mistake in the last one shows before the first has run."""
+    first = {json.dumps(config.method): config for config in reversed(configs)}  # one of each, whatever its seed
+    loaded: tuple[tuple[Any, ...], FederatedData] | None = None
+    for config in first.values():
+        key = (config.data, config.experiment.seed)
+        if loaded is None or loaded[0] != key:
+            loaded = key, load_data(config)
+        pose(config, loaded[1], model_factory(config))
 
 
 def by_method(summaries: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

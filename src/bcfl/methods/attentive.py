@@ -51,17 +51,20 @@ class FedAMP:
         if self.attention == "cosine":
             directions = torch.nn.functional.normalize(own)
             others = (10 * (directions @ directions.T).double()).fill_diagonal_(-torch.inf).softmax(1)
-            return 0.5 * torch.eye(num_clients, dtype=torch.float64) + 0.5 * others.nan_to_num(0)
+            return _with_own_share(0.5 * others.nan_to_num(0))  # a client that is alone has no others
         distance = squared_distances(own)
         median = float(distance[~torch.eye(num_clients, dtype=torch.bool)].median()) if num_clients > 1 else 1.0
         sigma = self.sigma or median or 1.0
         alpha = self.alpha or sigma / num_clients
         weights = alpha / sigma * torch.exp(-distance / sigma)
         weights.fill_diagonal_(0)
-        weights /= weights.sum(1, keepdim=True).clamp(
-            min=1
-        )  # too large an α must not make a client's own share negative
-        return weights + torch.diag(1 - weights.sum(1))
+        # Too large an α must not make a client's own share negative.
+        return _with_own_share(weights / weights.sum(1, keepdim=True).clamp(min=1))
+
+
+def _with_own_share(others: Tensor) -> Tensor:
+    """The shares of the others (zero diagonal) completed on the diagonal, so that rows sum to one."""
+    return others + torch.diag(1 - others.sum(1))
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,9 @@ class FedSoft:
     def _select(self, weight: Tensor, clients: Clients) -> list[list[int]]:
         """Per cluster, distinct rows of `weight` drawn with probability proportional to it."""
         random = numpy_generator(clients.seed, "selection", clients.round)
-        count = min(self.selection, len(weight))
-        return [
-            random.choice(len(weight), count, replace=False, p=(column / column.sum()).numpy()).tolist()
-            for column in weight.T
-        ]
+        selections = []
+        for column in weight.T:
+            count = min(self.selection, int(column.count_nonzero()))  # fewer eligible clients than the selection
+            share = (column / column.sum()).numpy() if count else None
+            selections.append(random.choice(len(weight), count, replace=False, p=share).tolist())
+        return selections

@@ -56,9 +56,11 @@ def warm_up(clients: Clients, num_clusters: int, num_rounds: int) -> Tensor:
     present = clients.present.nonzero()[:, 0]
     # Without an exchange in between, `num_rounds` rounds of local training are one longer training.
     jobs = Jobs(torch.zeros_like(present), present, num_steps=num_rounds * clients.local_steps)
-    answers = list(zip(present.tolist(), clients.fit(flat(start[None]), jobs), strict=True))
-    trained = torch.stack([posterior.mean for _, posterior in answers if posterior is not None])
-    weight = clients.num_examples[[client for client, posterior in answers if posterior is not None]]
+    answers = zip(present.tolist(), clients.fit(flat(start[None]), jobs), strict=True)
+    arrived = [(client, posterior.mean) for client, posterior in answers if posterior is not None]
+    if not arrived:  # nobody came back in time: begin as without a warm-up
+        return torch.stack([clients.draw_model(0, k) for k in range(num_clusters)])
+    trained, weight = torch.stack([mean for _, mean in arrived]), clients.num_examples[[c for c, _ in arrived]]
     labels = k_means(trained[:, : clients.num_parameters], weight, num_clusters, stream_seed(clients.seed, "warm-up"))
     models = start.repeat(num_clusters, 1)
     for cluster in labels.unique().tolist():

@@ -54,7 +54,7 @@ class FusionStack:
 
     def __init__(self, priors: Gaussian, models: Gaussian, belief_of_group: Tensor, rule: FusionRule):
         shape = (len(belief_of_group), models.mean.shape[1])
-        self._mean, self._precision = torch.empty(shape), torch.empty(shape)
+        self._mean, self._precision = models.mean.new_empty(shape), models.mean.new_empty(shape)
         self._models, self._belief = models, belief_of_group.tolist()
         storage = zip(self._mean, self._precision, strict=True)
         self._folds = [Fusion(priors[b], rule, rows) for b, rows in zip(self._belief, storage, strict=True)]
