@@ -1,0 +1,69 @@
+"""Every Python block and every `bcfl` command in README and docs is run, as written but for the number of rounds."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bcfl.cli import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+TRAINING = {"run", "compare"}
+
+
+def python_of(page: Path) -> str:
+    return "\n".join(text for language, text in BLOCK.findall(page.read_text()) if language == "python")
+
+
+def commands_of(page: Path) -> list[str]:
+    """The lines of shell blocks that call bcfl, without their comments."""
+    text = "\n".join(
+        block for language, block in BLOCK.findall(page.read_text()) if language in ("", "bash", "console")
+    )
+    return [line.split("  #")[0].strip() for line in text.splitlines() if line.startswith("bcfl ")]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def in_empty_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "settings.toml").write_text('[method]\nname = "bcfl-g"\n')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if python_of(page)], ids=name)
+def test_python_blocks_run_as_written(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bcfl.methods import METHODS
+
+    in_empty_folder(tmp_path, monkeypatch)
+    known = dict(METHODS)
+    try:
+        exec(compile(python_of(page), str(page), "exec"), {"__name__": "__main__"})
+    finally:
+        METHODS.clear()  # a tutorial registers a method of its own
+        METHODS.update(known)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=name)
+def test_commands_run_as_written(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_empty_folder(tmp_path, monkeypatch)
+    for command in commands_of(page):
+        arguments = shlex.split(command)[1:]
+        shorter = ["--set", "experiment.rounds=1"] if arguments[0] in TRAINING else []
+        assert main([*arguments, *shorter]) == 0, f"{command}: {capsys.readouterr().err}"
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{name(page)} links to {target}"
