@@ -2,8 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 EXAMPLES = """\
 examples:
@@ -12,12 +14,75 @@ examples:
   bcfl run --set method.name=fedavg --set experiment.rounds=50
   bcfl compare --methods fedavg,bcfl-g,bcfl-mh-3 --seeds 0,1,2
   bcfl resume runs/a                                go on after a stop, to the same result
+  bcfl report runs                                  one page that shows what happened
+  bcfl demo                                         a guided tour
+  bcfl deploy local --clients 5                     a real federation of processes, on this machine
   bcfl list methods
 """
 
 
+RUN_EXAMPLES = """\
+examples:
+  bcfl run
+  bcfl run experiment.toml --seed 1 --out runs/a
+  bcfl run --set data.partition='label(4,10,0.1)' --set method.name=bcfl-mh-6-w --set method.num_clusters=4
+  bcfl run --set data.factory=mine:make_clients --set model.factory=mine:make_model   functions in mine.py
+"""
+RESUME_EXAMPLES = """\
+examples:
+  bcfl resume runs/a          after a crash or a full disk, to the same result
+  bcfl resume runs/a --json   a complete run is only read
+"""
+COMPARE_EXAMPLES = """\
+examples:
+  bcfl compare --methods fedavg,bcfl-g,bcfl-mh-3 --seeds 0,1,2
+  bcfl compare experiment.toml --methods ifca,bcfl-mh-6-w --seeds 0,1,2,3,4 --out runs/mine --json
+"""
+SWEEP_EXAMPLES = """\
+examples:
+  bcfl sweep experiments/*.toml --dry-run
+  bcfl sweep experiments/a.toml --set experiment.rounds=5 --out runs/short
+"""
+LIST_EXAMPLES = """\
+examples:
+  bcfl list methods
+  bcfl list datasets --json
+"""
+DEPLOY_EXAMPLES = """\
+examples:
+  bcfl deploy local --clients 5
+  bcfl deploy local experiment.toml --clients 8 --out runs/deployed --set deploy.deadline=60
+  bcfl deploy init federation --clients 3 --server fl.example.org --data-factory mydata:load --set model.name=mlp
+"""
+REPORT_EXAMPLES = """\
+examples:
+  bcfl report runs/a
+  bcfl report runs --out compared.html   all runs of a comparison, grouped by method
+"""
+FIGURES_EXAMPLES = """\
+examples:
+  bcfl figures runs/a --out figures
+  bcfl figures runs --formats pdf
+"""
+TABLE_EXAMPLES = """\
+examples:
+  bcfl table runs --format latex > table.tex
+"""
+DEMO_EXAMPLES = """\
+examples:
+  bcfl demo
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, like everything else here."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="bcfl",
         description="Bayesian clustered federated learning: which client belongs where, and how sure are we.",
         epilog=EXAMPLES,
@@ -26,24 +91,32 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
-    run = commands.add_parser("run", help="train one federation", description="Train one federation.")
+    def add(name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
+        form = argparse.RawDescriptionHelpFormatter
+        text = textwrap.fill(description, 100)
+        return commands.add_parser(name, help=summary, description=text, epilog=examples, formatter_class=form)
+
+    run = add("run", "train one federation", "Train one federation.", RUN_EXAMPLES)
     run.add_argument(
         "config", nargs="?", type=Path, metavar="FILE.toml", help="settings (default: the bundled example)"
     )
     _add_settings(run)
     run.add_argument("--seed", type=int, metavar="N", help="the run's seed (experiment.seed)")
     run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/…)")
+    _add_live(run)
     _add_output(run)
 
-    resume = commands.add_parser("resume", help="continue a stopped run", description="Continue a stopped run.")
+    resume = add("resume", "continue a stopped run", "Continue a stopped run.", RESUME_EXAMPLES)
     resume.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    _add_live(resume)
     _add_output(resume)
 
-    compare = commands.add_parser(
+    compare = add(
         "compare",
-        help="several methods and seeds side by side",
-        description="Run several methods over several seeds and print mean ± standard deviation. What is already done "
-        "is not run again; a stopped comparison goes on where it was.",
+        "several methods and seeds side by side",
+        "Run several methods over several seeds and print mean ± standard deviation. What is already done is not run "
+        "again; a stopped comparison goes on where it was.",
+        COMPARE_EXAMPLES,
     )
     compare.add_argument("config", nargs="?", type=Path, metavar="FILE.toml", help="settings shared by all runs")
     _add_settings(compare)
@@ -54,11 +127,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_output(compare)
 
-    sweep = commands.add_parser(
+    sweep = add(
         "sweep",
-        help="all runs of experiment files",
-        description="Run every combination that experiment files describe in their [sweep] sections, one after the "
-        "other. What is already done is not run again; a stopped sweep goes on where it was.",
+        "all runs of experiment files",
+        "Run every combination that experiment files describe in their [sweep] sections, one after the other. What is "
+        "already done is not run again; a stopped sweep goes on where it was.",
+        SWEEP_EXAMPLES,
     )
     sweep.add_argument("configs", nargs="+", type=Path, metavar="FILE.toml", help="experiment files")
     _add_settings(sweep)
@@ -68,10 +142,59 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="only list the runs, and which of them are done")
     _add_output(sweep)
 
-    listing = commands.add_parser("list", help="what there is", description="What there is to choose from.")
+    listing = add("list", "what there is", "What there is to choose from.", LIST_EXAMPLES)
     listing.add_argument("what", choices=("methods", "datasets", "models"))
     listing.add_argument("--json", action="store_true", help="print JSON")
+    _add_looking(add)
+    _add_deploying(add)
     return parser
+
+
+def _add_looking(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
+    """The commands that show what happened."""
+    text = "One page with everything about a run, or about several side by side; it needs no network."
+    report = add("report", "see what happened: one HTML page", text, REPORT_EXAMPLES)
+    figures = add("figures", "figures for papers", "Every figure of a run as PNG, SVG and PDF.", FIGURES_EXAMPLES)
+    table = add("table", "tables for papers", "Mean ± standard deviation over seeds, a row a method.", TABLE_EXAMPLES)
+    for parser in (report, figures, table):
+        parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of run folders")
+    report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
+    figures.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR", help="default: figures")
+    figures.add_argument("--formats", default="png,svg,pdf", metavar="A,B,…", help="default: png,svg,pdf")
+    table.add_argument("--format", choices=("markdown", "csv", "latex"), default="markdown", help="default: markdown")
+
+    demo = add("demo", "a guided tour of two minutes", "A guided tour that ends with a report.", DEMO_EXAMPLES)
+    demo.add_argument("--out", type=Path, metavar="DIR", help="a new folder (default: bcfl-demo)")
+    demo.add_argument("--no-pause", action="store_true", help="do not wait for Enter between the parts")
+    demo.add_argument("--workers", type=_positive, metavar="N", help="threads that train clients (default: all cores)")
+
+
+def _add_deploying(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
+    """The commands for a federation of real processes, on Flower."""
+    text = "A federation of real processes: on this machine, or as a folder to be taken to several."
+    deploy = add("deploy", "a real federation, across processes and machines", text, DEPLOY_EXAMPLES)
+    places = deploy.add_subparsers(dest="place", metavar="WHERE", required=True)
+    local = places.add_parser("local", help="on this machine: server, clients and a run, until it is done")
+    folder = places.add_parser("init", help="a folder for several machines: settings, certificates, keys, scripts")
+    folder.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    for parser in (local, folder):
+        parser.add_argument("config", nargs="?", type=Path, metavar="FILE.toml", help="settings")
+        parser.add_argument("--clients", type=_positive, default=4, metavar="N", help="number of clients (default: 4)")
+        parser.add_argument("--seed", type=int, metavar="N", help="the run's seed (experiment.seed)")
+        parser.add_argument("--insecure", action="store_true", help="no TLS and no keys; refused beyond this machine")
+        _add_settings(parser)
+    local.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/…)")
+    local.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    local.add_argument("--quiet", action="store_true", help="no progress")
+    _add_live(local)
+    folder.add_argument("--server", default="127.0.0.1", metavar="HOST", help="the server's name for clients")
+    folder.add_argument("--port", type=_positive, default=9093, metavar="N", help="the server's port (default: 9093)")
+    folder.add_argument("--data-factory", metavar="MODULE:FUNCTION", help="returns a client's data, on its own machine")
+
+
+def _add_live(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="follow it in TensorBoard: event files in DIR")
+    parser.add_argument("--mlflow", metavar="URI|DIR", help="follow it in MLflow: a server, or a data base in DIR")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -94,10 +217,9 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,12 +238,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         return commands.COMMANDS[options.command](options)
-    except (ValueError, FileNotFoundError) as error:
-        print(f"bcfl: {error}", file=sys.stderr)
-        return 2
+    except (ValueError, OSError) as error:
+        return _complain(str(error), 2)
     except commands.RunStoppedError as error:
-        print(f"bcfl: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bcfl: interrupted; nothing is lost, `bcfl resume` goes on from the last checkpoint", file=sys.stderr)
-        return 130
+        return _complain(str(error), 1)
+    except KeyboardInterrupt as interruption:  # a run that can go on says how
+        return _complain("; ".join(["interrupted", *map(str, interruption.args)]), 130)
+
+
+def _complain(message: str, code: int) -> int:
+    print("bcfl:", " ".join(message.split()), file=sys.stderr)  # one line, whatever a library had to say
+    return code

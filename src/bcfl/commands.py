@@ -1,6 +1,9 @@
 """What the commands do: settings in, a run or a table out."""
 
+import importlib
+import importlib.util
 import json
+import os
 import sys
 import time
 from argparse import Namespace
@@ -23,12 +26,20 @@ from bcfl.models import MODELS
 __all__ = ["COMMANDS", "RunStoppedError"]
 
 
+def _console(stderr: bool = False) -> Console:
+    # Names of data sets and folders may hold brackets: they are text, not markup.
+    console = Console(stderr=stderr, markup=False, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 160  # a file has no width: tables need not be folded
+    return console
+
+
 class LiveProgress:
     """A bar with round, accuracy, changes and time left; plain lines where there is no terminal."""
 
     def __init__(self, label: str = ""):
         self._label = label
-        self._console = Console(stderr=True)
+        self._console = _console(stderr=True)
         self._bar: Progress | None = None
         self._rounds = 0
         self._last_line = 0.0
@@ -37,7 +48,8 @@ class LiveProgress:
         self._rounds = config.experiment.rounds
         name = self._label or f"{config.method['name']} on {data.description}"
         if self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            name_column = TextColumn("{task.description}", markup=False)
+            columns = (name_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=self._console)
             self._bar.start()
             self._task = self._bar.add_task(name, total=self._rounds, completed=first_round - 1, note="")
@@ -78,9 +90,12 @@ def resume_run(options: Namespace) -> int:
 
 
 def _show(options: Namespace, execute: Callable[[Sequence[Observer]], Result]) -> int:
+    from bcfl.report.live import live_view
+
     progress = LiveProgress()
     try:
-        result = execute([] if options.quiet else [progress])
+        with live_view(options.tensorboard, options.mlflow) as loggers:
+            result = execute([*loggers, *([] if options.quiet else [progress])])
     finally:
         progress.close()
     if options.json:
@@ -92,14 +107,13 @@ def _show(options: Namespace, execute: Callable[[Sequence[Observer]], Result]) -
 
 
 def _free_folder(parent: Path, config: Config) -> Path:
-    name = f"{config.data.name}-{config.method['name']}-s{config.experiment.seed}"
-    candidates = (parent / (name if i == 1 else f"{name}-{i}") for i in range(1, sys.maxsize))
+    candidates = (parent / (config.label if i == 1 else f"{config.label}-{i}") for i in range(1, sys.maxsize))
     return next(path for path in candidates if not path.exists())
 
 
 def print_result(result: Result) -> None:
     """The summary for people: how good, who is where with what probability, what it cost."""
-    console, summary = Console(), result.summary()
+    console, summary = _console(), result.summary()
     figures = Table(
         title=f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds", title_justify="left"
     )
@@ -133,6 +147,9 @@ def print_result(result: Result) -> None:
         names_of = [f"{c}" if p >= 0.995 else f"{c} ({p:.2f})" for c, p in zip(members, sure.tolist(), strict=True)]
         shown_names = ", ".join(names_of[:24]) + (f", … {len(members) - 24} more" if len(members) > 24 else "")
         clusters.add_row(str(cluster), str(len(members)), f"{float(sure.mean()):.2f}", shown_names)
+    unseen = (result.assignment < 0).nonzero()[:, 0].tolist()
+    if unseen:
+        clusters.add_row("none", str(len(unseen)), "", "never took part")
     if probability.shape[1] < 50:
         console.print(clusters)
 
@@ -162,13 +179,7 @@ def compare(options: Namespace) -> int:
         for name in methods
         for seed in seeds
     ]
-    runs = plan(configs, options.out)
-    summaries = sweep(runs, options.workers, lambda i, run: () if options.quiet else (_position_bar(i, run, runs),))
-    if options.json:
-        print(json.dumps(summaries))
-    else:
-        print_comparison(summaries)
-    return 0
+    return _show_all(options, plan(configs, options.out))
 
 
 def sweep_files(options: Namespace) -> int:
@@ -178,17 +189,27 @@ def sweep_files(options: Namespace) -> int:
         for run in runs:
             print("done" if run.complete else "to do", run.path)
         return 0
-    summaries = sweep(runs, options.workers, lambda i, run: () if options.quiet else (_position_bar(i, run, runs),))
+    return _show_all(options, runs)
+
+
+def _show_all(options: Namespace, runs: Sequence[Planned]) -> int:
+    bars: list[LiveProgress] = []
+
+    def follow(position: int, run: Planned) -> Sequence[Observer]:
+        seed = run.config.experiment.seed
+        bars.append(LiveProgress(f"[{position + 1}/{len(runs)}] {run.config.method['name']} seed {seed}"))
+        return () if options.quiet else bars[-1:]
+
+    try:
+        summaries = sweep(runs, options.workers, follow)
+    finally:
+        for bar in bars:
+            bar.close()
     if options.json:
         print(json.dumps(summaries))
     else:
         print_comparison(summaries)
     return 0
-
-
-def _position_bar(position: int, run: Planned, runs: Sequence[Planned]) -> LiveProgress:
-    seed = run.config.experiment.seed
-    return LiveProgress(f"[{position + 1}/{len(runs)}] {run.config.method['name']} seed {seed}")
 
 
 def print_comparison(summaries: Sequence[dict[str, Any]]) -> None:
@@ -205,7 +226,7 @@ def print_comparison(summaries: Sequence[dict[str, Any]]) -> None:
             cells.append("" if both is None else f"{both[0]:.3f} ± {both[1]:.3f}")
         steps = mean_and_deviation([summary["work"]["local_steps"] for summary in runs])
         table.add_row(method, *cells, f"{steps[0]:,.0f}" if steps else "", str(len(runs)))
-    Console().print(table)
+    _console().print(table)
 
 
 def list_things(options: Namespace) -> int:
@@ -220,10 +241,46 @@ def list_things(options: Namespace) -> int:
     table = Table(show_header=False, box=None)
     for name, description in things.items():
         table.add_row(name, description)
-    console = Console()
+    console = _console()
     console.print(table)
     if options.what == "methods":
         console.print("\nM is the number of hypotheses, as in bcfl-mh-6; bcfl methods take -w for warm-up: bcfl-mh-6-w")
+    return 0
+
+
+def _of_report(module: str, name: str) -> Callable[[Namespace], int]:
+    """A command of bcfl.report, imported when it is called."""
+
+    def command(options: Namespace) -> int:
+        code: int = getattr(importlib.import_module(f"bcfl.report.{module}"), name)(options)
+        return code
+
+    return command
+
+
+def deploy(options: Namespace) -> int:
+    if importlib.util.find_spec("flwr") is None:
+        raise ValueError("bcfl deploy needs Flower: pip install 'bcfl[flower]'")
+    from bcfl.deploy.folder import Site, init
+    from bcfl.deploy.local import run_local
+    from bcfl.deploy.settings import read_settings
+
+    config, terms = read_settings(options.config, options.overrides, options.clients, options.seed)
+    if options.place == "local":
+        out = options.out or _free_folder(Path("runs"), config)
+        own: dict[str, Any] = {"insecure": options.insecure, "terms": terms}
+        return _show(options, lambda observers: run_local(config, options.clients, out, observers=observers, **own))
+    site = Site(
+        options.folder,
+        options.clients,
+        options.server,
+        gate_port=None if options.insecure else options.port,
+        insecure=options.insecure,
+        data_factory=options.data_factory,
+    )
+    init(site, config, terms)
+    _console().print(f"{options.folder} holds a federation of {options.clients} clients; {options.folder}/README.md "
+                     "tells what goes where", soft_wrap=True)  # fmt: skip
     return 0
 
 
@@ -233,4 +290,9 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "compare": compare,
     "sweep": sweep_files,
     "list": list_things,
+    "deploy": deploy,
+    "report": _of_report("commands", "write_report"),
+    "figures": _of_report("commands", "write_figures"),
+    "table": _of_report("commands", "print_table"),
+    "demo": _of_report("demo", "demo"),
 }

@@ -145,7 +145,7 @@ class Work:
     parameters_up: int = 0
     scalars_up: int = 0  # scores and choices
     exchanges: int = 0
-    rejected: int = 0  # answers left out because they were not finite
+    rejected: int = 0  # answers left out because they were not finite, or beyond all bounds
     late: int = 0  # answers left out because they did not come in time
 
     def as_dict(self) -> dict[str, int]:

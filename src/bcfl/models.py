@@ -99,7 +99,7 @@ def _seed_dropout(module: nn.Module) -> list[SeededDropout]:
     for parent in module.modules():
         for name, child in parent._modules.items():  # named_children() would skip a layer that stands there twice
             if type(child) is nn.Dropout:
-                swapped.append(SeededDropout(child.p))
+                swapped.append(SeededDropout(child.p).train(child.training))
                 setattr(parent, name, swapped[-1])
     return swapped
 

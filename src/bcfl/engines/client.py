@@ -12,6 +12,8 @@ from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
 from bcfl.randomness import generator
 
+LARGEST = 1e18  # of a mean or precision: training that went off beyond it has diverged
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -102,6 +104,12 @@ class LocalClient:
         if self.draws_globally:
             torch.manual_seed(stream.initial_seed())
         return stream
+
+
+def is_usable(posterior: Gaussian) -> bool:
+    """Whether a client's answer can be fused: finite, and small enough that its products and their sums stay so."""
+    extremes = (end for values in (posterior.mean, posterior.precision) for end in values.aminmax())
+    return all(-LARGEST <= float(end) <= LARGEST for end in extremes)  # no comparison with a NaN is true
 
 
 def continued_momentum(kept: dict[int, Tensor], parent: int) -> Tensor | None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bcfl import local
 from bcfl.data.partition import FederatedData
-from bcfl.engines.client import LocalClient, continued_momentum, draw_model, layout_of
+from bcfl.engines.client import LocalClient, continued_momentum, draw_model, is_usable, layout_of
 from bcfl.federation import Choice, Jobs, Work
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
@@ -82,6 +82,9 @@ class Simulator:
         self.momentum: dict[int, dict[int, Tensor]] = {}
         self._thread = threading.local()
         self._workers = ThreadPoolExecutor(self.num_workers, "bcfl-worker", initializer=self._start_worker)
+        # The server's own sums, spread over the cores, would fight the workers and depend on how many cores there are.
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(1)
 
     def _start_worker(self) -> None:
         torch.set_num_threads(1)
@@ -89,6 +92,7 @@ class Simulator:
 
     def close(self) -> None:
         self._workers.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._threads_before)
 
     def __enter__(self) -> "Simulator":
         return self
@@ -224,7 +228,7 @@ class SimulatedClients:
         self.work.trainings += 1
         self.work.local_steps += jobs.num_steps or self.local_steps
         self.work.parameters_up += self.layout.numbers_sent(jobs.curvature)
-        if not posterior.is_finite():
+        if not is_usable(posterior):
             self.work.rejected += 1
             return None
         if self.engine.training.momentum_state == "client":

@@ -116,7 +116,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         if not isinstance(section, Mapping):
             raise ValueError(f"{name} must be a section of settings, got {section!r}")
     sections = {
-        name: _parse_section(kind, values.get(name, {}), name) for name, kind in SECTIONS.items() if kind is not None
+        name: parse_section(kind, values.get(name, {}), name) for name, kind in SECTIONS.items() if kind is not None
     }
     config = Config(method=_parse_method(values.get("method", {})), **sections)
     _check_ranges(config)
@@ -199,7 +199,8 @@ def _resolve_model(config: Config) -> ModelConfig:
     return dataclasses.replace(config.model, name=MODEL_FOR.get(config.data.name, "auto"))
 
 
-def _parse_section(kind: Any, values: Mapping[str, Any], section: str) -> Any:
+def parse_section(kind: Any, values: Mapping[str, Any], section: str) -> Any:
+    """The section's dataclass from plain values; an unknown key or a wrong type is named."""
     hints = get_type_hints(kind)
     _refuse_unknown(values, hints, "key", f"{section}.")
     return kind(**{key: check_type(value, hints[key], f"{section}.{key}") for key, value in values.items()})

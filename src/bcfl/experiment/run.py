@@ -305,8 +305,8 @@ def run_on(
         if not folder.has("manifest.json"):
             _describe(folder, split)
         for key, value in folder.read("manifest.json").items():
-            if value != split.get(key):
-                now = split.get(key)
+            now = split.get(key)
+            if None not in (value, now) and value != now:  # None: not known, as the groups while a client is away
                 raise ValueError(f"the run in {out} was begun with other clients: {key} was {value}, now {now}")
         return _rounds(config, problem, engine, folder, checkpoint, observers)
 

@@ -91,9 +91,9 @@ def sweep(
 
 def _check(configs: Sequence[Config]) -> None:
     """Nothing happens if every method suits its data: a mistake in the last one shows before the first has run."""
-    first = {json.dumps(config.method): config for config in reversed(configs)}  # one of each, whatever its seed
+    one_of_each = {(repr(config.data), json.dumps(config.method)): config for config in reversed(configs)}
     loaded: tuple[tuple[Any, ...], FederatedData] | None = None
-    for config in first.values():
+    for _, config in sorted(one_of_each.items(), key=lambda item: item[0]):  # by data: each is loaded once
         key = (config.data, config.experiment.seed)
         if loaded is None or loaded[0] != key:
             loaded = key, load_data(config)

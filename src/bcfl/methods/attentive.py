@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
-from bcfl.gaussian import Gaussian, flat
+from bcfl.gaussian import flat
 from bcfl.methods.clustering import squared_distances
-from bcfl.methods.training import single_story
+from bcfl.methods.training import single_story, unit
 from bcfl.randomness import numpy_generator
 
 
@@ -33,12 +33,11 @@ class FedAMP:
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         own, present = state.models.mean, clients.present.nonzero()[:, 0]
-        mixtures = self.attention_weights(own[:, : clients.num_parameters]).float() @ own
-        priors = Gaussian(mixtures, torch.ones(()).expand_as(mixtures))
+        mixtures = self.attention_weights(own[:, : clients.num_parameters]).to(own.dtype) @ own
         strength = self.proximal * clients.num_examples[present]
         new_own = own.clone()
         for client, posterior in zip(
-            present.tolist(), clients.fit(priors, Jobs(present, present, strength, start=own)), strict=True
+            present.tolist(), clients.fit(unit(mixtures), Jobs(present, present, strength, start=own)), strict=True
         ):
             if posterior is not None:
                 new_own[client] = posterior.mean
@@ -98,12 +97,11 @@ class FedSoft:
         selections = self._select(share * clients.num_examples[present, None], clients)
         chosen = sorted(set().union(*selections))
         # Σₛ uᵢₛ ‖w − cₛ‖² is ‖w − Σₛ uᵢₛ cₛ‖² up to a constant, because the shares sum to one.
-        means = share[chosen].float() @ centres
-        priors = Gaussian(means, torch.ones(()).expand_as(means))
+        means = share[chosen].to(centres.dtype) @ centres
         members = present[chosen]
         jobs = Jobs(torch.arange(len(chosen)), members, self.proximal * clients.num_examples[members], start=own)
         arrived = []
-        for row, client, posterior in zip(chosen, members.tolist(), clients.fit(priors, jobs), strict=True):
+        for row, client, posterior in zip(chosen, members.tolist(), clients.fit(unit(means), jobs), strict=True):
             if posterior is not None:
                 own[client] = posterior.mean
                 arrived.append(row)

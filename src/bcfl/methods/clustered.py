@@ -9,7 +9,7 @@ from torch import Tensor
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.gaussian import Gaussian, flat
 from bcfl.methods.clustering import k_means
-from bcfl.methods.training import FusionStack, single_story
+from bcfl.methods.training import FusionStack, single_story, unit
 from bcfl.randomness import stream_seed
 
 
@@ -25,9 +25,9 @@ class IFCA:
         return single_story(flat(means), torch.full((len(clients.present),), -1))
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
-        models, assignment = flat(state.models.mean), state.assignment.clone()
-        folds = FusionStack(models, models, torch.arange(self.num_clusters), "product")
-        for choice in clients.fit_best(models, 0.0, False, self.scoring_examples):
+        assignment = state.assignment.clone()
+        folds = FusionStack(state.models, state.models, torch.arange(self.num_clusters), "product")
+        for choice in clients.fit_best(flat(state.models.mean), 0.0, False, self.scoring_examples):
             assignment[0, choice.client] = choice.belief
             folds.add(choice.belief, choice.posterior)
         new = single_story(folds.results(), assignment)
@@ -54,8 +54,7 @@ class KMeansClustering:
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         present, assignment = clients.present.nonzero()[:, 0], state.assignment.clone()
         first = bool((assignment < 0).all())
-        models = Gaussian(state.models.mean, torch.ones(()).expand_as(state.models.mean))
-        # Strength N·λ on unit precision is the proximal term λ/2 ‖θ − centre‖² beside the mean loss.
+        models = unit(state.models.mean)
         jobs = Jobs(assignment[0, present].clamp(min=0), present, self.proximal * clients.num_examples[present])
         answers = zip(present.tolist(), clients.fit(models, jobs), strict=True)
         trained = [(client, posterior) for client, posterior in answers if posterior is not None]
@@ -80,5 +79,5 @@ def _cluster_means(vectors: Tensor, weight: Tensor, labels: Tensor, old: Tensor)
     means = old.clone()
     for cluster in labels.unique().tolist():
         share = torch.where(labels == cluster, weight, 0.0)
-        means[cluster] = (share / share.sum()).float() @ vectors
+        means[cluster] = (share / share.sum()).to(vectors.dtype) @ vectors
     return flat(means)

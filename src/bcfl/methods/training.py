@@ -74,6 +74,11 @@ class FusionStack:
         return Gaussian(self._mean, self._precision)  # (group, vector)
 
 
+def unit(mean: Tensor) -> Gaussian:
+    """Precision 1 everywhere; with strength N·λ the proximal term λ/2 ‖θ − mean‖² beside the mean loss."""
+    return Gaussian(mean, mean.new_ones(()).expand_as(mean))
+
+
 def single_story(
     models: Gaussian, assignment: Tensor, num_clusters: int | None = None, personal: Tensor | None = None
 ) -> Hypotheses:

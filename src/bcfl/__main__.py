@@ -1,0 +1,7 @@
+"""`python -m bcfl` is the command line."""
+
+import sys
+
+from bcfl.cli import main
+
+sys.exit(main())

@@ -1,0 +1,274 @@
+"""A whole federation on this machine: real processes, real messages, loopback only. It stops what it started."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bcfl.deploy.folder import CONNECTION, LOCKED_DOWN, Site, gate_command, init, link_command, node_command, program
+from bcfl.experiment.config import Config
+from bcfl.experiment.result import Result
+from bcfl.experiment.run import Observer, RunStoppedError, load_result
+from bcfl.experiment.store import RunFolder
+
+START_SECONDS = 60.0  # within which the SuperLink must answer
+STOP_SECONDS = 10.0  # after which a process that was asked to end is made to
+STATUS_EVERY = 3.0  # seconds between two questions to Flower, each of which is a process
+
+
+@dataclass(frozen=True)
+class LocalSplit:
+    """What is known of the clients' data before any of them was asked."""
+
+    num_clients: int
+    description: str
+    group: None = None
+
+
+@dataclass
+class Federation:
+    """The processes of a site, all started by this object and stopped by it."""
+
+    site: Site
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start_link(self) -> None:
+        """Start the SuperLink and wait until it answers."""
+        self._start("server", link_command(self.site), self.site.server)
+        self._await(self._link_answers, "the SuperLink")
+
+    def start_gate(self) -> None:
+        self._start("gate", [*gate_command(self.site), "--host", "127.0.0.1"], self.site.server)
+        self._await(lambda: _listens(self.site.gate_port), "the gate")
+
+    def register(self) -> None:
+        """Tell the SuperLink the clients' public keys."""
+        if not self.site.insecure:
+            for index in range(self.site.num_clients):
+                key = self.site.server / "nodes" / f"client-{index}.pub"
+                self.flwr("supernode", "register", str(key), CONNECTION)
+
+    def start_node(self, index: int) -> None:
+        self._start(f"client-{index}", node_command(self.site, index), self.site.client(index))
+
+    def submit(self, *overrides: str) -> str:
+        """Start a run of the app and return Flower's number for it."""
+        changes = [argument for override in overrides for argument in ("-c", override)]
+        app = str(self.site.folder / "app")
+        answer = self.flwr("run", app, CONNECTION, "--format", "json", *changes)
+        return str(_json(answer)["run-id"])
+
+    def status(self, run: str) -> str:
+        """pending, starting, running, or finished:completed, finished:failed, finished:stopped."""
+        answer = _json(self.flwr("list", "--run-id", run, "--format", "json", CONNECTION))
+        return str(answer["runs"][0]["status"])
+
+    def log(self, run: str) -> str:
+        return self.flwr("log", run, CONNECTION, "--show")
+
+    def flwr(self, *arguments: str) -> str:
+        """What one of Flower's own commands prints; raises RunStoppedError if it fails."""
+        done = subprocess.run(
+            [program("flwr"), *arguments],
+            cwd=self.site.server,
+            env=self._environment(self.site.server),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RunStoppedError(f"flwr {arguments[0]} failed: {_last_line(done.stdout + done.stderr)}")
+        return done.stdout
+
+    def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """End one process that this object started, and whatever that started in turn."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):  # those of its group that did not listen
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        for name in reversed(list(self.processes)):
+            self.stop(name)
+
+    def __enter__(self) -> "Federation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, name: str, command: Sequence[str], folder: Path) -> None:
+        with (folder / "log.txt").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [program(command[0]), *command[1:]],
+                cwd=folder,
+                env=self._environment(folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a group of its own, so that it can be stopped as a whole
+            )
+
+    def _environment(self, folder: Path) -> dict[str, str]:
+        modules = _paths(str(folder), str(Path.cwd()), os.environ.get("PYTHONPATH"))
+        programs = _paths(str(Path(sys.executable).parent), os.environ.get("PATH"))  # Flower starts its own by name
+        own = {"FLWR_HOME": str(folder / "flwr"), "PYTHONPATH": modules, "PATH": programs}
+        return {**os.environ, **LOCKED_DOWN, **own}
+
+    def _await(self, ready: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + START_SECONDS
+        while not ready():
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    folder = self.site.server if name in ("server", "gate") else self.site.folder / name
+                    reason = _last_line((folder / "log.txt").read_text(errors="replace"))
+                    raise RunStoppedError(f"{what} could not be started: {reason}")
+            if time.monotonic() > end:
+                raise RunStoppedError(f"{what} did not answer within {START_SECONDS:g} seconds")
+            time.sleep(0.1)
+
+    def _link_answers(self) -> bool:
+        address = f"127.0.0.1:{self.site.link_port}/health"
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if not self.site.insecure:
+            trust = ssl.create_default_context(cafile=self.site.server / "certificates" / "ca.crt")
+            handlers.append(urllib.request.HTTPSHandler(context=trust))
+        opener = urllib.request.build_opener(*handlers)
+        try:
+            with opener.open(f"{'http' if self.site.insecure else 'https'}://{address}", timeout=2):
+                return True
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+def run_local(
+    config: Config,
+    num_clients: int,
+    out: Path,
+    *,
+    insecure: bool = False,
+    terms: Mapping[str, Any] | None = None,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Run a federation of processes on loopback into the folder `out`; a run that was stopped there goes on."""
+    with _stopped_in_order(), _scratch() as folder:
+        ports = free_ports(num_clients + 1)
+        site = Site(folder / "federation", num_clients, "127.0.0.1", ports[0], None, tuple(ports[1:]), insecure)
+        init(site, config, {"wait": 120.0, **(terms or {}), "out": str(out.resolve())})
+        with Federation(site) as federation:
+            federation.start_link()
+            federation.register()
+            for index in range(num_clients):
+                federation.start_node(index)
+            follow(federation, federation.submit(), config, out, observers)
+    return load_result(out)
+
+
+def follow(federation: Federation, run: str, config: Config, out: Path, observers: Sequence[Observer] = ()) -> None:
+    """Tell the observers of every round as it is written, until the run has ended; raises if it did not end well."""
+    split = LocalSplit(federation.site.num_clients, f"{federation.site.num_clients} processes")
+    folder = RunFolder(out)
+    done = max((record["round"] for record in _complete_lines(folder, "rounds.jsonl")), default=0)
+    for observer in observers:
+        observer.started(config, split, done + 1)
+    next_look, status = 0.0, "pending"
+    while not status.startswith("finished"):
+        time.sleep(0.1)
+        if time.monotonic() > next_look:
+            status = federation.status(run)
+            next_look = time.monotonic() + STATUS_EVERY
+        seconds = {record["round"]: record["seconds"] for record in _complete_lines(folder, "timings.jsonl")}
+        for record in _complete_lines(folder, "rounds.jsonl"):
+            if record["round"] > done and record["round"] in seconds:
+                done = record["round"]
+                for observer in observers:
+                    observer.round_done(record, seconds[done])
+    if status != "finished:completed":
+        raise RunStoppedError(f"the run ended as {status}: {_reason(federation.log(run))}; the same command goes on")
+
+
+def _complete_lines(folder: RunFolder, name: str) -> list[dict[str, Any]]:
+    """The records that are written so far; a line that is being written is left for later."""
+    path = folder.path / name
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="bcfl-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """A request to end this process is an interruption, so that the processes it started are stopped first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt("the same command goes on with the run")
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _listens(port: int | None) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _paths(*parts: str | None) -> str:
+    return os.pathsep.join(part for part in parts if part)
+
+
+def _json(text: str) -> dict[str, Any]:
+    """The JSON object in what a command printed, whatever it printed before."""
+    found: dict[str, Any] = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    return found
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def _reason(log: str) -> str:
+    """The line of a run's log that says most about why it ended: the last that names an error."""
+    named = [line.strip() for line in log.splitlines() if "Error" in line]
+    return named[-1][:300] if named else _last_line(log)

@@ -1,0 +1,526 @@
+"""The server's side: an engine like the simulator, whose clients are behind Flower's grid."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from bcfl import local
+from bcfl.engines.client import draw_model, is_usable, layout_of
+from bcfl.engines.flower.records import (
+    DESCRIBE,
+    DOUBLE,
+    EVALUATE,
+    FIT,
+    FLOAT,
+    INT,
+    SCORE,
+    arrays_of,
+    finite,
+    one_line,
+    read_array,
+    settings_of,
+    to_array,
+    whole_number,
+)
+from bcfl.engines.simulator import Participation
+from bcfl.federation import Choice, Jobs, Work
+from bcfl.gaussian import Gaussian
+from bcfl.local import Evaluation, Training
+from bcfl.models import FlatModel, ModelFactory, build
+
+T = TypeVar("T")
+log = logging.getLogger("bcfl")
+POLL = 0.1  # seconds between two looks for answers
+
+
+@dataclass(frozen=True)
+class Terms:
+    """[deploy] the terms on which a federation works together; none of them changes a sound answer."""
+
+    num_clients: int = 3
+    min_share: float = 0.5  # of the clients asked: with fewer answers the run stops, to be resumed
+    deadline: float = 600.0  # seconds for the answers to one question
+    wait: float = 120.0  # seconds to wait for clients before a round that has too few of them
+    message_bytes: int = 2**28  # a larger set of models is sent in several messages
+    model_bytes: int = 2**30  # a larger model is refused
+
+    def check(self) -> None:
+        rules = {
+            "num_clients": (self.num_clients >= 1, "≥ 1"),
+            "min_share": (0 < self.min_share <= 1, "in (0, 1]"),
+            "deadline": (self.deadline > 0, "> 0"),
+            "wait": (self.wait >= 0, "≥ 0"),
+            "message_bytes": (self.message_bytes >= 1, "≥ 1"),
+            "model_bytes": (self.model_bytes >= 1, "≥ 1"),
+        }
+        for name, (holds, allowed) in rules.items():
+            if not holds:
+                raise ValueError(f"deploy.{name} must be {allowed}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client as the server knows it: the node that speaks for it, and what it said about its data."""
+
+    node: int
+    num_train: int
+    num_test: int
+    num_classes: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One message to one client."""
+
+    client: int  # −1: not known yet
+    node: int
+    content: RecordDict
+    num_answers: int = 1  # results that are lost if no sound answer comes
+
+
+class FlowerEngine:
+    """The federation behind a Grid; `begin(round)` gives it as a method sees it in that round."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        factory: ModelFactory,
+        training: Training,
+        seed: int,
+        participation: Participation,
+        terms: Terms,
+    ):
+        terms.check()
+        self.grid, self.factory, self.training, self.seed = grid, factory, training, seed
+        self.participation, self.terms = participation, terms
+        self.layout = layout_of(FlatModel(build(factory, seed, "probe")), training)
+        if 4 * self.layout.length > terms.model_bytes:
+            raise ValueError(
+                f"the model takes {4 * self.layout.length} bytes, deploy.model_bytes allows {terms.model_bytes}"
+            )
+        self.momentum: dict[int, dict[int, Tensor]] = {}  # always empty: clients keep their own
+        self.members: dict[int, Member] = {}
+        self.num_classes: int | None = None
+        self._online: set[int] = set()
+        self._refused: set[int] = set()
+        self.num_examples = torch.zeros(terms.num_clients, dtype=torch.float64)  # 0: not met yet
+        self.meet(terms.num_clients)
+
+    @property
+    def num_clients(self) -> int:
+        return self.terms.num_clients
+
+    @property
+    def group(self) -> Tensor | None:
+        """The clients' true groups, if all of them told."""  # (client,)
+        groups = [self.members[c].group if c in self.members else -1 for c in range(self.num_clients)]
+        return None if min(groups) < 0 else torch.tensor(groups)
+
+    def online(self, client: int) -> bool:
+        return client in self.members and self.members[client].node in self._online
+
+    def meet(self, enough: int) -> None:
+        """See who is there, ask newcomers who they are, and wait until `enough` clients are, or patience ends."""
+        until = time.monotonic() + self.terms.wait
+        asked: set[int] = set()  # a newcomer that fails is asked again before the next round, not at once
+        while True:
+            self._online = set(self.grid.get_node_ids())
+            known = {member.node for member in self.members.values()} | self._refused
+            newcomers = sorted(self._online - known - asked)
+            asked.update(newcomers)
+            asks = [Ask(-1, node, RecordDict({"ask": ConfigRecord({"client": -1})})) for node in newcomers]
+            for position, member in self.exchange(DESCRIBE, 0, asks, Work(), self._read_member):
+                self._welcome(replace(member[1], node=newcomers[position]), member[0])
+            present = sum(self.online(client) for client in self.members)
+            if present >= enough or time.monotonic() > until:
+                break
+            time.sleep(POLL)
+        if present < self.least(self.num_clients):
+            raise ConnectionError(f"{present} of {self.num_clients} clients are there, "
+                                  f"at least {self.least(self.num_clients)} are needed (deploy.min_share)")  # fmt: skip
+
+    def least(self, asked: int) -> int:
+        """How many of `asked` clients must answer."""
+        return max(1, math.ceil(self.terms.min_share * asked - 1e-9))
+
+    def _read_member(self, position: int, content: RecordDict) -> tuple[int, Member]:
+        said = settings_of(content, "answer")
+        client = whole_number(said, "client", 0, self.num_clients - 1)
+        if (length := whole_number(said, "vector-length", 1, 2**62)) != self.layout.length:
+            raise ValueError(f"its model has vectors of {length} numbers, the server's of {self.layout.length}")
+        num_classes = whole_number(said, "num-classes", 1, 2**20)
+        if self.num_classes not in (None, num_classes):
+            raise ValueError(f"its model tells {num_classes} classes apart, the others' {self.num_classes}")
+        sizes = whole_number(said, "num-train", 1, 2**40), whole_number(said, "num-test", 0, 2**40)
+        return client, Member(0, *sizes, num_classes, whole_number(said, "group", -1, 2**20))
+
+    def _welcome(self, member: Member, client: int) -> None:
+        if self.online(client):
+            # Who came first stays: nobody may push a working client aside by claiming its number.
+            self._refused.add(member.node)
+            log.warning("node %s says that it is client %s, which is already here: refused", member.node, client)
+            return
+        self.num_classes = member.num_classes
+        self.members[client] = member
+        self.num_examples[client] = member.num_train
+
+    def begin(self, round_index: int) -> "FlowerClients":
+        self.meet(self.least(self.num_clients))
+        return FlowerClients(self, round_index)
+
+    def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]:
+        """Each client's model on its own test data; None for a client without any, or without a sound answer."""
+        tested = [c for c, member in self.members.items() if self.online(c) and member.num_test]
+        vectors = {
+            m: to_array(models[m, : self.layout.num_evaluated]) for m in {int(model_of_client[c]) for c in tested}
+        }
+        asks = [self.ask(c, 0, {}, {"mean.0": vectors[int(model_of_client[c])]}) for c in tested]
+        evaluations: list[Evaluation | None] = [None] * self.num_clients
+
+        def read(position: int, content: RecordDict) -> Evaluation:
+            return self._read_evaluation(tested[position], content)
+
+        for position, evaluation in self.exchange(EVALUATE, 0, asks, Work(), read):
+            evaluations[tested[position]] = evaluation
+        return evaluations
+
+    def _read_evaluation(self, client: int, content: RecordDict) -> Evaluation:
+        arrays, member = arrays_of(content, "answer"), self.members[client]
+        confusion = read_array(arrays.get("confusion"), (member.num_classes, member.num_classes), INT, "confusion")
+        calibration = read_array(arrays.get("calibration"), (local.NUM_BINS, 3), DOUBLE, "calibration")
+        total = float(
+            finite(read_array(arrays.get("log-likelihood"), (1,), DOUBLE, "log-likelihood"), "log-likelihood")
+        )
+        if int(confusion.min()) < 0 or int(confusion.sum()) != member.num_test:
+            raise ValueError(f"confusion must count the client's {member.num_test} test examples")
+        if float(finite(calibration, "calibration").min()) < 0 or int(calibration[:, 0].sum()) != member.num_test:
+            raise ValueError(f"calibration must count the client's {member.num_test} test examples")
+        return Evaluation(confusion, total, calibration)
+
+    def ask(
+        self, client: int, round_index: int, settings: dict[str, Any], arrays: dict[str, Array], num_answers: int = 1
+    ) -> Ask:
+        record = ConfigRecord({"client": client, "round": round_index, **settings})
+        content = RecordDict({"ask": record, "models": ArrayRecord(arrays)})
+        return Ask(client, self.members[client].node, content, num_answers)
+
+    def exchange(
+        self,
+        kind: str,
+        round_index: int,
+        asks: Sequence[Ask],
+        work: Work,
+        read: Callable[[int, RecordDict], T],
+    ) -> Iterator[tuple[int, T]]:
+        """The sound answers, as (position of the question, what `read` makes of it), in the order of their arrival.
+
+        Answers that do not come before the deadline are left out, and so is everything that answers no open question,
+        such as a straggler's answer to an earlier one.
+        """
+        deadline = self.terms.deadline
+        messages = [Message(a.content, a.node, kind, ttl=deadline, group_id=str(round_index)) for a in asks]
+        sent = list(self.grid.push_messages(messages)) if messages else []
+        sent += [""] * (len(asks) - len(sent))
+        waiting = {message: position for position, message in enumerate(sent) if message}
+        end = time.monotonic() + deadline
+        for position, message in enumerate(sent):
+            if not message:
+                self._leave_out(kind, round_index, asks[position], work, "late", "the message could not be delivered")
+        while waiting:
+            for reply in self.grid.pull_messages(list(waiting)):
+                found = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if found is None:
+                    continue
+                if not reply.has_content():
+                    reason = reply.error.reason if reply.has_error() else "an empty answer"
+                    self._leave_out(kind, round_index, asks[found], work, "late", f"failed: {reason}")
+                    continue
+                try:
+                    answer = read(found, reply.content)
+                except ValueError as error:
+                    self._leave_out(kind, round_index, asks[found], work, "rejected", f"answer rejected: {error}")
+                    continue
+                yield found, answer
+            if waiting and time.monotonic() > end:
+                for position in waiting.values():
+                    self._leave_out(kind, round_index, asks[position], work, "late", f"no answer in {deadline:g} s")
+                return
+            if waiting:
+                time.sleep(POLL)
+
+    def _leave_out(self, kind: str, round_index: int, ask: Ask, work: Work, count: str, reason: str) -> None:
+        setattr(work, count, getattr(work, count) + ask.num_answers)
+        who = f"client {ask.client}" if ask.client >= 0 else f"node {ask.node}"
+        log.warning("round %s, %s, %s: %s", round_index, kind, who, one_line(reason))
+        if kind == DESCRIBE and count == "rejected":
+            self._refused.add(ask.node)
+
+    def require(self, answered: int, asked: int, kind: str, round_index: int) -> None:
+        if asked and answered < self.least(asked):
+            raise ConnectionError(f"round {round_index}: {answered} of {asked} clients answered {kind}, "
+                                  f"at least {self.least(asked)} must (deploy.min_share)")  # fmt: skip
+
+
+class FlowerClients:
+    """The federation in one round; a client that does not answer a score leaves `present`, the tensor, in place."""
+
+    def __init__(self, engine: FlowerEngine, round_index: int):
+        self.engine, self.round, self.seed = engine, round_index, engine.seed
+        self.num_examples = engine.num_examples.clone()
+        self.layout, self.local_steps = engine.layout, engine.training.local_steps
+        self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
+        self.num_statistics = self.layout.num_statistics
+        self.present, self.in_time = engine.participation.draw(engine.num_clients, engine.seed, round_index)
+        drawn = int(self.present.sum())
+        self.present &= torch.tensor([engine.online(client) for client in range(engine.num_clients)])
+        engine.require(int(self.present.sum()), drawn, "the call", round_index)
+        self.work = Work()
+
+    def draw_model(self, *path: int) -> Tensor:
+        return draw_model(self.engine.factory, self.layout, self.seed, *path)
+
+    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
+        return self._score("score", models, max_examples)
+
+    def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
+        return self._score("share", models, max_examples)
+
+    def _score(self, kind: str, models: Tensor, max_examples: int | None) -> Tensor:
+        clients = self._present_clients()
+        scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
+        vectors = [to_array(model[: self.layout.num_evaluated]) for model in models]
+        parts = list(torch.arange(len(models)).split(self._per_message(4 * self.layout.num_evaluated)))
+        # The share of a model depends on all the others: each client must have had one part before the next.
+        stages = [[part] for part in parts] if kind == "share" else [parts]
+        for stage in stages:
+            pairs = [(client, part) for client in clients for part in stage]
+            asks = [self._score_ask(kind, client, part, vectors, max_examples) for client, part in pairs]
+
+            def read(position: int, content: RecordDict, pairs: list[tuple[int, Tensor]] = pairs) -> Tensor:
+                return _read_scores(kind, pairs[position][1], len(models), content)
+
+            answered = set()
+            for position, answer in self.engine.exchange(SCORE, self.round, asks, self.work, read):
+                client, part = pairs[position]
+                answered.add(position)
+                scores[client, part if kind == "score" else slice(None)] = answer
+            if kind == "share":
+                clients = [client for i, (client, _) in enumerate(pairs) if i in answered]
+        self.work.exchanges += 1
+        self.work.parameters_down += int(self.present.sum()) * len(models) * self.layout.num_evaluated
+        complete = ~scores.isnan().any(1)
+        self.engine.require(int(complete.sum()), int(self.present.sum()), SCORE, self.round)
+        self.present &= complete
+        scores[~self.present] = torch.nan
+        for client in self._present_clients():
+            self._count_scored(client, len(models), max_examples)
+            self.work.scalars_up += len(models)
+        return scores
+
+    def _score_ask(self, kind: str, client: int, part: Tensor, vectors: list[Array], max_examples: int | None) -> Ask:
+        settings = {
+            "kind": kind,
+            "num-models": len(part),
+            "first": int(part[0]),
+            "total": len(vectors),
+            "max-examples": -1 if max_examples is None else max_examples,
+        }
+        return self.engine.ask(client, self.round, settings, {f"mean.{i}": vectors[m] for i, m in enumerate(part)})
+
+    def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
+        beliefs, clients = jobs.belief.tolist(), jobs.client.tolist()
+        sent = _BeliefArrays(models, self.num_parameters)
+        jobs_of: dict[int, list[int]] = {}
+        for job, client in enumerate(clients):
+            if self.in_time[client] and self.engine.online(client):
+                jobs_of.setdefault(client, []).append(job)
+        per_message = self._per_message(8 * self.layout.length)
+        shares = [own[i : i + per_message] for own in jobs_of.values() for i in range(0, len(own), per_message)]
+        asks = []
+        for share in shares:
+            settings = self._fit_settings(
+                "all",
+                [beliefs[job] for job in share],
+                [1.0 if jobs.strength is None else float(jobs.strength[job]) for job in share],
+                sent,
+                jobs,
+            )
+            arrays = {name: array for job in share for name, array in sent.of(beliefs[job]).items()}
+            client = clients[share[0]]
+            if jobs.start is not None:
+                arrays["start"] = to_array(jobs.start[client])
+            asks.append(self.engine.ask(client, self.round, settings, arrays, len(share)))
+
+        def read(position: int, content: RecordDict) -> list[Gaussian | None]:
+            client = clients[shares[position][0]]
+            return [self._read_posterior(client, i, content, jobs.curvature) for i in range(len(shares[position]))]
+
+        answers = self.engine.exchange(FIT, self.round, asks, self.work, read)
+        self.work.exchanges += 1
+        ready: dict[int, Gaussian | None] = {}
+        answered = set()
+        asked = {job for share in shares for job in share}
+        for job, client in enumerate(clients):
+            while job not in ready and (answer := next(answers, None)) is not None:
+                ready.update(zip(shares[answer[0]], answer[1], strict=True))
+                answered.add(asks[answer[0]].client)
+            if job in asked:
+                self.work.parameters_down += self.layout.numbers_sent(jobs.curvature) + (
+                    0 if jobs.start is None else self.layout.length
+                )
+            elif not self.in_time[client]:
+                self.work.late += 1
+            if job in ready:
+                self._count_trained(jobs.curvature, jobs.num_steps)
+            yield ready.pop(job, None)
+        self.engine.require(len(answered), len(jobs_of), FIT, self.round)
+
+    def fit_best(
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+    ) -> Iterator[Choice]:
+        if len(models) > self._per_message(8 * self.layout.length):
+            yield from self._fit_best_in_two(models, strength, curvature, max_examples)
+            return
+        present = self._present_clients()
+        clients = [client for client in present if self.in_time[client]]
+        sent, everything = _BeliefArrays(models, self.num_parameters), list(range(len(models)))
+        jobs = Jobs(torch.empty(0), torch.empty(0), curvature=curvature)
+        power = float(torch.tensor(strength))  # single precision, as every engine has it
+        settings = self._fit_settings("best", everything, [power] * len(models), sent, jobs, max_examples)
+        arrays = {name: array for belief in everything for name, array in sent.of(belief).items()}
+        asks = [self.engine.ask(client, self.round, settings, arrays) for client in clients]
+
+        def read(position: int, content: RecordDict) -> Choice:
+            best = whole_number(settings_of(content, "choice"), "choice", 0, len(models) - 1)
+            return Choice(clients[position], best, self._read_posterior(clients[position], best, content, curvature))
+
+        answers = self.engine.exchange(FIT, self.round, asks, self.work, read)
+        self.work.exchanges += 1
+        self.work.late += len(present) - len(clients)
+        ready: dict[int, Choice] = {}
+        num_answers = 0
+        for position, client in enumerate(clients):  # in the order of the clients, so that sums repeat
+            while position not in ready and (answer := next(answers, None)) is not None:
+                ready[answer[0]] = answer[1]
+                num_answers += 1
+            self.work.parameters_down += len(models) * self.layout.numbers_sent(curvature)
+            if position in ready:
+                self._count_scored(client, len(models), max_examples)
+                self._count_trained(curvature, None)
+                self.work.scalars_up += 1
+                yield ready.pop(position)
+        self.engine.require(num_answers, len(clients), FIT, self.round)
+
+    def _fit_best_in_two(
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+    ) -> Iterator[Choice]:
+        """The same where the beliefs do not fit into one message: first the scores, then the best belief alone."""
+        best = self.score(models.mean, max_examples).nan_to_num(-torch.inf).argmax(1)
+        clients = self.present.nonzero()[:, 0]
+        jobs = Jobs(best[clients], clients, torch.full((len(clients),), strength), curvature)
+        for client, posterior in zip(clients.tolist(), self.fit(models, jobs), strict=True):
+            if self.in_time[client]:
+                yield Choice(client, int(best[client]), posterior)
+
+    def _fit_settings(
+        self,
+        kind: str,
+        beliefs: list[int],
+        strengths: list[float],
+        sent: "_BeliefArrays",
+        jobs: Jobs,
+        max_examples: int | None = None,
+    ) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "beliefs": beliefs,
+            "parents": [b if jobs.parent_of is None else int(jobs.parent_of[b]) for b in beliefs],
+            "strengths": strengths,
+            "levels": [sent.level(belief) for belief in beliefs],
+            "curvature": int(jobs.curvature),
+            "num-steps": jobs.num_steps or -1,
+            "max-examples": -1 if max_examples is None else max_examples,
+        }
+
+    def _read_posterior(self, client: int, i: int, content: RecordDict, curvature: bool) -> Gaussian | None:
+        """The i-th posterior of an answer; None if it is sound but not finite, as of a training that diverged."""
+        arrays, num_examples = arrays_of(content, "answer"), float(self.num_examples[client])
+        mean = read_array(arrays.get(f"mean.{i}"), (self.layout.length,), FLOAT, f"mean.{i}")
+        if not curvature:  # the precision counts examples, which the server knows
+            posterior = Gaussian(mean, torch.tensor(num_examples).expand(len(mean)))
+        else:
+            precision = torch.full_like(mean, num_examples)
+            precision[: self.num_parameters] = read_array(
+                arrays.get(f"precision.{i}"), (self.num_parameters,), FLOAT, f"precision.{i}"
+            )
+            posterior = Gaussian(mean, precision)  # refuses a negative precision
+        if is_usable(posterior):
+            return posterior
+        self.work.rejected += 1
+        log.warning("round %s, %s, client %s: a posterior that is not finite is left out", self.round, FIT, client)
+        return None
+
+    def _per_message(self, num_bytes: int) -> int:
+        return max(1, self.engine.terms.message_bytes // num_bytes)
+
+    def _present_clients(self) -> list[int]:
+        return self.present.nonzero()[:, 0].tolist()
+
+    def _count_scored(self, client: int, num_models: int, max_examples: int | None) -> None:
+        num_examples = int(self.num_examples[client])
+        self.work.scored_examples += num_models * min(num_examples, max_examples or num_examples)
+
+    def _count_trained(self, curvature: bool, num_steps: int | None) -> None:
+        self.work.trainings += 1
+        self.work.local_steps += num_steps or self.local_steps
+        self.work.parameters_up += self.layout.numbers_sent(curvature)
+
+
+class _BeliefArrays:
+    """The beliefs as they travel, each made once however many messages share it."""
+
+    def __init__(self, models: Gaussian, num_parameters: int):
+        self._models, self._num_parameters = models, num_parameters
+        self._made: dict[int, tuple[float, dict[str, Array]]] = {}
+
+    def level(self, belief: int) -> float:
+        """The precision of all parameters where it is one number; −1 where it is not and travels as an array."""
+        return self._get(belief)[0]
+
+    def of(self, belief: int) -> dict[str, Array]:
+        return self._get(belief)[1]
+
+    def _get(self, belief: int) -> tuple[float, dict[str, Array]]:
+        if belief not in self._made:
+            precision = self._models.precision[belief, : self._num_parameters]
+            low, high = precision.aminmax()
+            arrays = {f"mean.{belief}": to_array(self._models.mean[belief])}
+            if low != high:
+                arrays[f"precision.{belief}"] = to_array(precision)
+            self._made[belief] = (float(low) if low == high else -1.0, arrays)
+        return self._made[belief]
+
+
+def _read_scores(kind: str, part: Tensor, num_models: int, content: RecordDict) -> Tensor:
+    """A row of scores: log-likelihoods of discrete labels, so none is above 0; or shares, which sum to one."""
+    arrays = arrays_of(content, "answer")
+    if kind == "share":
+        if int(part[-1]) + 1 < num_models:
+            return torch.full((num_models,), torch.nan, dtype=torch.float64)  # the last part brings the shares
+        share = finite(read_array(arrays.get("scores"), (num_models,), DOUBLE, "scores"), "scores")
+        if float(share.min()) < 0 or abs(float(share.sum()) - 1) > 1e-6:
+            raise ValueError("shares must be ≥ 0 and sum to one")
+        return share
+    scores = finite(read_array(arrays.get("scores"), (len(part),), DOUBLE, "scores"), "scores")
+    if float(scores.max()) > 0:
+        raise ValueError("log-likelihoods must be ≤ 0")
+    return scores

@@ -1,0 +1,188 @@
+"""The client's side: answers to the server's questions, from data that stay where they are."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from bcfl import local
+from bcfl.engines.client import LocalClient, continued_momentum, is_usable, layout_of
+from bcfl.engines.flower.records import (
+    FLOAT,
+    INT,
+    arrays_of,
+    finite,
+    list_of,
+    one_line,
+    read_array,
+    settings_of,
+    to_array,
+    whole_number,
+)
+from bcfl.gaussian import Gaussian
+from bcfl.models import FlatModel
+
+MAX_STEPS = 1_000_000  # of one local training: a client is asked for no more, whoever asks
+
+
+@dataclass(frozen=True)
+class Respondent:
+    """One client's answers; it trusts a question no more than the server trusts an answer."""
+
+    client: LocalClient
+    model: FlatModel
+    num_classes: int
+    group: int | None = None  # its true group, where that is known: only in simulations
+
+    def describe(self) -> RecordDict:
+        answer: dict[str, Any] = {
+            "client": self.client.index,
+            "num-train": len(self.client.train),
+            "num-test": len(self.client.test),
+            "num-classes": self.num_classes,
+            "vector-length": layout_of(self.model, self.client.training).length,
+            "group": -1 if self.group is None else self.group,
+        }
+        return RecordDict({"answer": ConfigRecord(answer)})
+
+    def score(self, content: RecordDict, state: RecordDict) -> RecordDict:
+        """Log-likelihoods of the models, or the share of examples that each explains best.
+
+        Where the models of a share come in several messages, the best so far of every example is kept in between.
+        """
+        ask, round_index = self._ask(content)
+        count, max_examples = whole_number(ask, "num-models", 1, 2**31), whole_number(ask, "max-examples", -1, 2**62)
+        size = len(self.model.vector)
+        arrays = arrays_of(content, "models")
+        models = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(count)])
+        values = self.client.log_likelihoods(
+            self.model, models, round_index, None if max_examples < 0 else max_examples
+        )
+        if ask.get("kind") != "share":
+            return self._scores(local.total_log_likelihood(values, len(self.client.train)))
+        first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
+        best, model_of = values.max(0)
+        model_of = model_of + first
+        if first:
+            kept = arrays_of(state, f"best.{round_index}.{first}")
+            before = read_array(kept.get("value"), tuple(best.shape), FLOAT, "the best so far")
+            model_before = read_array(kept.get("model"), tuple(best.shape), INT, "the best model so far")
+            model_of = torch.where(best > before, model_of, model_before)
+            best = torch.maximum(best, before)
+        for name in [name for name in state if name.startswith("best.")]:
+            del state[name]
+        if first + count < total:
+            kept_now = ArrayRecord({"value": to_array(best), "model": to_array(model_of)})
+            state[f"best.{round_index}.{first + count}"] = kept_now
+            return RecordDict({"answer": ArrayRecord({})})
+        return self._scores(torch.bincount(model_of, minlength=total).double() / len(model_of))
+
+    def fit(self, content: RecordDict, state: RecordDict) -> RecordDict:
+        """A posterior per belief, or only of the one that explains the client's data best."""
+        ask, round_index = self._ask(content)
+        layout = layout_of(self.model, self.client.training)
+        beliefs = list_of(ask, "beliefs", int)
+        parents, strengths, levels = (
+            list_of(ask, key, kind, len(beliefs))
+            for key, kind in (("parents", int), ("strengths", float), ("levels", float))
+        )
+        if not beliefs or any(not (math.isfinite(s) and s >= 0) for s in strengths):
+            raise ValueError("strengths must be finite numbers ≥ 0, one per belief and at least one")
+        num_steps, max_examples = (
+            whole_number(ask, "num-steps", -1, MAX_STEPS),
+            whole_number(ask, "max-examples", -1, 2**62),
+        )
+        curvature = bool(whole_number(ask, "curvature", 0, 1))
+        arrays = arrays_of(content, "models")
+        start = self._vector(arrays, "start", layout.length) if "start" in arrays else None
+        models = [
+            Gaussian(self._vector(arrays, f"mean.{b}", layout.length), self._precision(arrays, b, level, layout.length))
+            for b, level in zip(beliefs, levels, strict=True)
+        ]
+        choice, chosen = -1, list(range(len(beliefs)))
+        if ask.get("kind") == "best":
+            means = torch.stack([model.mean for model in models])
+            bound = None if max_examples < 0 else max_examples
+            scores = self.client.score(self.model, means, round_index, bound, local.total_log_likelihood)
+            choice = int(scores.argmax())
+            chosen = [choice]
+        memory = _Momentum(state, round_index) if self.client.training.momentum_state == "client" else None
+        answer = {}
+        for i in chosen:
+            posterior, velocity = self.client.fit(
+                self.model,
+                models[i],
+                round_index,
+                strength=strengths[i],
+                curvature=curvature,
+                start=start,
+                num_steps=None if num_steps < 1 else num_steps,
+                momentum=continued_momentum(memory.before, parents[i]) if memory else None,
+            )
+            answer[f"mean.{i}"] = to_array(posterior.mean)
+            if curvature:
+                answer[f"precision.{i}"] = to_array(posterior.precision[: layout.num_parameters])
+            if memory and is_usable(posterior):
+                memory.now[beliefs[i]] = velocity
+        if memory:
+            memory.write(state)
+        return RecordDict({"answer": ArrayRecord(answer), "choice": ConfigRecord({"choice": choice})})
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        self._ask(content)
+        vector = self._vector(arrays_of(content, "models"), "mean.0", len(self.model.vector))
+        evaluation = self.client.evaluate(self.model, vector, self.num_classes)
+        if evaluation is None:
+            raise ValueError("this client has no test data")
+        answer = {
+            "confusion": to_array(evaluation.confusion),
+            "calibration": to_array(evaluation.calibration),
+            "log-likelihood": to_array(torch.tensor([evaluation.log_likelihood], dtype=torch.float64)),
+        }
+        return RecordDict({"answer": ArrayRecord(answer)})
+
+    def _ask(self, content: RecordDict) -> tuple[Mapping[str, Any], int]:
+        ask = settings_of(content, "ask")
+        if ask.get("client") != self.client.index:
+            raise ValueError(f"this is client {self.client.index}, but client {one_line(ask.get('client'))} was asked")
+        return ask, whole_number(ask, "round", 0, 2**31)
+
+    def _vector(self, arrays: Mapping[str, Array], name: str, length: int) -> Tensor:
+        return finite(read_array(arrays.get(name), (length,), FLOAT, name), name)
+
+    def _precision(self, arrays: Mapping[str, Array], belief: int, level: float, length: int) -> Tensor:
+        """The belief's precision: one level for all parameters, or (where that is negative) a number for each."""
+        if level >= 0:
+            return torch.tensor(level).expand(length)
+        precision = torch.zeros(length)  # over the statistics a prior is always flat
+        count = self.model.num_parameters
+        precision[:count] = self._vector(arrays, f"precision.{belief}", count)
+        return precision
+
+    def _scores(self, scores: Tensor) -> RecordDict:
+        return RecordDict({"answer": ArrayRecord({"scores": to_array(scores)})})
+
+
+class _Momentum:
+    """What the client keeps of its trainings for momentum_state = "client": of the last round it took part in."""
+
+    def __init__(self, state: RecordDict, round_index: int):
+        arrays = arrays_of(state, "momentum")
+        kept = state.config_records.get("momentum-of") or ConfigRecord({"round": -1, "before": [], "now": []})
+        parts = {
+            part: {int(b): torch.from_numpy(arrays[f"{part}.{b}"].numpy()) for b in list_of(kept, part, int)}
+            for part in ("before", "now")
+        }
+        same_round = kept["round"] == round_index  # another message of a round that is under way
+        self.round = round_index
+        self.before = parts["before"] if same_round else parts["now"] or parts["before"]
+        self.now = parts["now"] if same_round else {}
+
+    def write(self, state: RecordDict) -> None:
+        parts = {"before": self.before, "now": self.now}
+        state["momentum"] = ArrayRecord({f"{p}.{b}": to_array(v) for p, kept in parts.items() for b, v in kept.items()})
+        state["momentum-of"] = ConfigRecord({"round": self.round, **{p: list(kept) for p, kept in parts.items()}})

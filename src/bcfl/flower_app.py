@@ -1,0 +1,131 @@
+"""The two entry points that Flower loads: `server` and `client`. The run's settings come in Flower's run configuration.
+
+Keys `data.*`, `model.*`, `method.*`, `training.*`, `experiment.*` are those of a bcfl configuration, `deploy.*` are the
+terms of the federation. A node's own configuration says which client it is (`partition-id`) and perhaps where its data
+come from (`data-factory`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from bcfl import local
+from bcfl.data.partition import FederatedData
+from bcfl.engines.client import LocalClient
+from bcfl.engines.flower import FlowerEngine, Respondent, Terms
+from bcfl.experiment.config import Config, apply_override, parse_config, parse_section
+from bcfl.experiment.run import import_object, load_data, model_factory, pose, run_on
+from bcfl.local import Examples
+from bcfl.models import FlatModel, build
+
+server = ServerApp()
+client = ClientApp()
+
+
+@dataclass(frozen=True)
+class RemoteSplit:
+    """What the server knows of data that it never sees."""
+
+    num_clients: int
+    description: str
+    group: Tensor | None
+
+
+def read_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
+    """The run's settings, the federation's terms and the run's folder, from Flower's flat run configuration."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, str) and value != "none":
+            apply_override(nested, f"{key}={value}")  # what Flower's configuration cannot hold, such as lists, is text
+        else:
+            section, _, name = key.partition(".")
+            nested.setdefault(section, {})[name] = None if value == "none" else value
+    deploy = nested.pop("deploy", {})
+    out = Path(str(deploy.pop("out", "run")))
+    terms: Terms = parse_section(Terms, deploy, "deploy")
+    terms.check()
+    return parse_config(nested), terms, out
+
+
+@server.main()
+def serve(grid: Grid, context: Context) -> None:
+    config, terms, out = read_run_config(context.run_config)
+    engine = FlowerEngine(
+        grid,
+        model_factory(config),
+        config.training,
+        config.experiment.seed,
+        config.experiment.participation(),
+        terms,
+    )
+    split = RemoteSplit(terms.num_clients, f"{terms.num_clients} remote clients", engine.group)
+    known = {"num_clients": terms.num_clients, "group": None if split.group is None else split.group.tolist()}
+    run_on(engine, config, pose(config, split, engine.factory), out, known)
+
+
+@client.query("describe")
+def describe(message: Message, context: Context) -> Message:
+    return Message(respondent(context).describe(), reply_to=message)
+
+
+@client.query("score")
+def score(message: Message, context: Context) -> Message:
+    return Message(respondent(context).score(message.content, context.state), reply_to=message)
+
+
+@client.train("fit")
+def fit(message: Message, context: Context) -> Message:
+    return Message(respondent(context).fit(message.content, context.state), reply_to=message)
+
+
+@client.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return Message(respondent(context).evaluate(message.content), reply_to=message)
+
+
+def respondent(context: Context) -> Respondent:
+    """Whoever answers for this node's client; made once per process."""
+    torch.set_num_threads(1)  # the same bits as everywhere else
+    return _respondent(tuple(sorted(context.run_config.items())), tuple(sorted(context.node_config.items())))
+
+
+@lru_cache(maxsize=64)
+def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tuple[str, Any], ...]) -> Respondent:
+    config, terms, _ = read_run_config(dict(run_config))
+    node = dict(node_config)
+    index = node.get("partition-id")
+    if type(index) is not int or not 0 <= index < terms.num_clients:
+        raise ValueError(
+            f"partition-id must be a whole number below deploy.num_clients = {terms.num_clients}, got {index}"
+        )
+    data, own = client_data(config, index, node.get("data-factory"))
+    (x_train, images), (x_test, _) = local.pool(data.x_train), local.pool(data.x_test)
+    train = Examples(x_train, data.y_train, data.train_of[own], images)
+    test = Examples(x_test, data.y_test, data.test_of[own], images)
+    model = FlatModel(build(model_factory(config), config.experiment.seed, "probe"))
+    num_classes, draws_globally = local.check_model(model, train, data.num_classes)
+    who = LocalClient(index, train, test, config.training, config.experiment.seed, draws_globally)
+    return Respondent(who, model, num_classes, None if data.group is None else int(data.group[own]))
+
+
+def client_data(config: Config, index: int, factory: object) -> tuple[FederatedData, int]:
+    """The data of client `index` and its place among them.
+
+    A node's own `data-factory` returns this client's data alone. `data.factory` may do the same on every machine, or
+    return a list of all clients, as it does for the simulator; without either, the named data set is cut into clients.
+    """
+    reference = factory if factory is not None else config.data.factory
+    if reference is None:
+        return load_data(config), index
+    found = import_object(str(reference), "data-factory")()
+    if isinstance(found, list):
+        return load_data(config, found), index
+    return load_data(config, [found]), 0

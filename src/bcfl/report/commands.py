@@ -1,0 +1,32 @@
+"""The commands that look at runs: report, figures, table; `bcfl demo` is in demo.py."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from bcfl.experiment.store import write_atomically
+from bcfl.report.html import report
+from bcfl.report.reading import group_runs, read_runs
+from bcfl.report.tables import FORMATS
+
+
+def write_report(options: Namespace) -> int:
+    page = report(read_runs(options.runs)).encode()
+    out: Path = options.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
+    print(f"{out} ({len(page) / 1e6:.1f} MB): open it in any browser")
+    return 0
+
+
+def write_figures(options: Namespace) -> int:
+    from bcfl.report.paper import save_figures
+
+    formats = [name.strip() for name in options.formats.split(",")]
+    written = save_figures(read_runs(options.runs), options.out, formats)
+    print(f"{len(written)} files in {options.out}")
+    return 0
+
+
+def print_table(options: Namespace) -> int:
+    print(FORMATS[options.format](group_runs(read_runs(options.runs))), end="")
+    return 0

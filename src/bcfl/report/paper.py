@@ -1,0 +1,253 @@
+"""The same figures for print: matplotlib, one column wide, in any format it can write."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bcfl.report import require
+from bcfl.report.reading import Group, Run, client_graph, columns, group_runs, spread, trellis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg", "pdf")
+# Okabe and Ito's colours, which colour-blind readers can tell apart; the page uses the same.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A", "#6F7683")
+DASHES = ("-", "--", ":", "-.")
+WIDEST_EDGE = 4.0  # points, of a pair that always shared a cluster
+STYLE: Any = {
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "legend.frameon": False,
+    "savefig.dpi": 200,
+    "svg.hashsalt": "bcfl",  # the same figure is the same file
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+def colour(index: int) -> str:
+    return "#838B9A" if index < 0 else COLOURS[index % len(COLOURS)]
+
+
+def save_figures(runs: Sequence[Run], out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Every figure of these runs in every format; details of a run are named after its method if there are several."""
+    require("matplotlib")
+    for name in formats:
+        if name not in FORMATS:
+            raise ValueError(f"--formats must be some of {', '.join(FORMATS)}, got {name!r}")
+    groups = [group for group in group_runs(runs) if any(run.rounds for run in group.runs)]
+    if not groups:
+        raise ValueError("no round is finished yet in these runs: there is nothing to draw")
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    with _style():
+        for name, figure in _figures(groups):
+            for kind in formats:
+                path = out / f"{name}.{kind}"
+                figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
+                written.append(path)
+    return written
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def _figures(groups: Sequence[Group]) -> Iterator[tuple[str, "Figure"]]:
+    if any(run.last("accuracy") is not None for group in groups for run in group.runs):
+        yield "learning", learning(groups)
+    for group in groups:
+        run = max(group.runs, key=lambda one: len(one.rounds))
+        suffix = "" if len(groups) == 1 else "-" + re.sub(r"[^\w.]+", "-", group.label)
+        for name, draw in DETAILS.items():
+            figure = draw(run)
+            if figure is not None:
+                yield name + suffix, figure
+
+
+def _figure(width: float = 3.4, height: float = 2.4, rows: int = 1, cols: int = 1, **options: Any) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, cols, **options)
+
+
+def learning(groups: Sequence[Group]) -> "Figure":
+    """Accuracy and macro F1 by round: mean and one standard deviation over seeds."""
+    figure, axes = _figure(6.8, 2.4, cols=2)
+    for panel, key, title in zip(axes, ("accuracy", "macro_f1"), ("accuracy", "macro F1"), strict=True):
+        for index, group in enumerate(groups):
+            rounds, mean, deviation = group.band(lambda run, key=key: run.curve(key))  # type: ignore[misc]
+            dash = DASHES[index // len(COLOURS) % len(DASHES)]
+            panel.plot(rounds, mean, dash, color=colour(index), label=group.label, linewidth=1.3)
+            if len(group.runs) > 1:
+                panel.fill_between(rounds, mean - deviation, mean + deviation, color=colour(index), alpha=0.18, lw=0)
+        panel.set(xlabel="round", ylabel=title)
+    if len(groups) > 1:
+        axes[-1].legend(fontsize=7)
+    return figure  # type: ignore[no-any-return]
+
+
+def graph(run: Run) -> "Figure | None":
+    """The client graph: edge width is the accumulated probability that two clients share a cluster."""
+    if not run.clusters_clients:
+        return None
+    from matplotlib.collections import LineCollection
+
+    drawn = client_graph(run)
+    figure, axes = _figure(3.4, 3.4)
+    paint = [colour(c) for c in drawn.colour_of.tolist()]
+    same = drawn.colour_of[drawn.edges[:, 0]] == drawn.colour_of[drawn.edges[:, 1]]
+    edge_paint = [paint[a] if s else "#838B9A" for (a, _), s in zip(drawn.edges.tolist(), same, strict=True)]
+    lines = LineCollection(
+        list(drawn.place[drawn.edges]), linewidths=drawn.strength * WIDEST_EDGE, colors=edge_paint, alpha=0.5
+    )
+    axes.add_collection(lines)
+    few = len(drawn.client) <= 60
+    axes.scatter(*drawn.place.T, s=110 if few else 25, c=paint, edgecolors="white", linewidths=0.8, zorder=3)
+    if few:
+        for client, (x, y) in zip(drawn.client, drawn.place, strict=True):
+            axes.text(x, y, str(client), color="white", fontsize=5.5, ha="center", va="center", zorder=4)
+    axes.set(xlim=(-1.12, 1.12), ylim=(1.12, -1.12), aspect="equal")
+    axes.axis("off")
+    return figure  # type: ignore[no-any-return]
+
+
+def association(run: Run) -> "Figure | None":
+    """The probability of each cluster for each client, at up to six rounds, more of them early on."""
+    if not run.clusters_clients:
+        return None
+    lines = columns(run)
+    shown = np.unique(np.geomspace(1, len(run.stories), 6).round().astype(int)) - 1
+    figure, axes = _figure(6.8, 0.5 + 0.75 * len(shown), rows=len(shown), squeeze=False, sharex=True)
+    for panel, index in zip(axes[:, 0], shown, strict=True):
+        image = panel.imshow(lines.mean(run.marginals[index]).T, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        panel.set_ylabel(f"round {index + 1}", rotation=0, ha="right", va="center")
+        panel.set_yticks(range(run.num_clusters) if run.num_clusters <= 8 else [])
+    _name_clients(axes[-1, 0], lines.labels)
+    figure.colorbar(image, ax=axes, label="probability", fraction=0.03)
+    return figure  # type: ignore[no-any-return]
+
+
+def _name_clients(axes: "Axes", labels: Sequence[str]) -> None:
+    shown = spread(len(labels), 20)
+    axes.set_xticks(shown, [labels[i] for i in shown], fontsize=6)
+    axes.set_xlabel("client")
+
+
+def descent(run: Run) -> "Figure | None":
+    """The hypothesis trellis: dots are hypotheses, their area the weight; crosses were pruned."""
+    if not (run.clusters_clients and run.carries_hypotheses):
+        return None
+    tree = trellis(run)
+    figure, axes = _figure(6.8, 0.8 + 0.28 * (int(tree.rank.max()) + 1))
+    for a, b in tree.edges:
+        best = bool(tree.on_best_line[[a, b]].all())
+        axes.plot(tree.round[[a, b]], tree.rank[[a, b]] + 1, color=COLOURS[0] if best else "#B5BBC6",
+                  linewidth=1.6 if best else 0.6, zorder=2 if best else 1)  # fmt: skip
+    other = ~tree.on_best_line
+    for chosen, paint, marker in (
+        (tree.on_best_line, COLOURS[0], "o"),
+        (other & ~tree.pruned, COLOURS[5], "o"),
+        (other & tree.pruned, COLOURS[1], "x"),
+    ):
+        axes.scatter(tree.round[chosen], tree.rank[chosen] + 1, s=4 + 40 * tree.weight[chosen], c=paint, marker=marker,
+                     linewidths=0.8 if marker == "x" else 0, zorder=3)  # fmt: skip
+    axes.set(xlabel="round", ylabel="hypothesis", ylim=(tree.rank.max() + 1.6, 0.4))
+    return figure  # type: ignore[no-any-return]
+
+
+def certainty(run: Run) -> "Figure | None":
+    """The entropy of the association, and how many clients moved."""
+    if not run.clusters_clients:
+        return None
+    figure, (above, below) = _figure(3.4, 2.8, rows=2, sharex=True, height_ratios=(2, 1))
+    rounds = [record["round"] for record in run.rounds]
+    above.plot(rounds, run.entropy.mean(1), color=COLOURS[0], label="mean over clients")
+    above.plot(rounds, run.entropy.max(1), ":", color=COLOURS[1], label="least sure client")
+    above.set_ylabel("entropy, nats")
+    above.legend(fontsize=7)
+    below.bar(rounds, [record["changes"] for record in run.rounds], color=COLOURS[2])
+    below.set(xlabel="round", ylabel="moved")
+    return figure  # type: ignore[no-any-return]
+
+
+def calibration(run: Run) -> "Figure | None":
+    """The reliability diagram."""
+    if run.last("calibration") is None:
+        return None
+    count, confidence, correct = np.asarray(run.last("calibration"), dtype=float).T
+    full = count > 0
+    figure, axes = _figure(2.8, 2.6)
+    axes.plot([0, 1], [0, 1], "--", color="#838B9A", linewidth=0.8)
+    x, y = confidence[full] / count[full], correct[full] / count[full]
+    axes.plot(x, y, color=COLOURS[0], linewidth=0.8)
+    axes.scatter(x, y, s=6 + 150 * count[full] / count.sum(), color=COLOURS[0], linewidths=0, clip_on=False)
+    axes.set(xlabel="confidence", ylabel="share that was right", xlim=(0, 1), ylim=(0, 1))
+    axes.set_title(f"ECE {run.last('ece'):.3f}", fontsize=8)
+    return figure  # type: ignore[no-any-return]
+
+
+def client_accuracy(run: Run) -> "Figure | None":
+    """Each client's accuracy on its own test data."""
+    if run.last("client_accuracy") is None:
+        return None
+    values = np.array([np.nan if v is None else v for v in run.last("client_accuracy")], dtype=float)[run.order]
+    figure, axes = _figure(6.8, 2.0)
+    axes.scatter(range(len(values)), values, c=[colour(int(run.colour_of[c])) for c in run.order], s=12)
+    axes.axhline(run.last("accuracy"), color="#838B9A", linestyle="--", linewidth=0.8)
+    axes.set_ylabel("accuracy")
+    _name_clients(axes, [str(client) for client in run.order])
+    return figure  # type: ignore[no-any-return]
+
+
+def labels(run: Run) -> "Figure":
+    """The share of each class among a client's training examples."""
+    lines = columns(run)
+    counts = np.asarray(run.manifest["train_labels"], dtype=float)
+    held = np.stack([counts[members].sum(0) for members in lines.members])
+    figure, axes = _figure(6.8, 2.2)
+    image = axes.imshow((held / np.maximum(held.sum(1, keepdims=True), 1)).T, cmap="Blues", aspect="auto", vmin=0)
+    axes.set_ylabel("class")
+    _name_clients(axes, lines.labels)
+    figure.colorbar(image, ax=axes, label="share", fraction=0.03)
+    return figure  # type: ignore[no-any-return]
+
+
+def work(run: Run) -> "Figure":
+    """Local steps, scored examples and numbers sent in every round."""
+    figure, axes = _figure(6.8, 2.0, cols=3)
+    rounds = range(len(run.rounds) + 1)
+    axes[0].step(rounds, run.work("parameters_down"), where="mid", color=COLOURS[0], label="down")
+    axes[0].step(rounds, run.work("parameters_up"), where="mid", color=COLOURS[4], label="up")
+    axes[0].legend(fontsize=7)
+    axes[1].step(rounds, run.work("local_steps"), where="mid", color=COLOURS[2])
+    axes[2].step(rounds, run.work("scored_examples"), where="mid", color=COLOURS[3])
+    for panel, title in zip(axes, ("model numbers sent", "local steps", "scored examples"), strict=True):
+        panel.set(xlabel="round", ylabel=title)
+        panel.set_ylim(bottom=0)
+    return figure  # type: ignore[no-any-return]
+
+
+DETAILS: dict[str, Callable[[Run], "Figure | None"]] = {
+    "graph": graph,
+    "association": association,
+    "trellis": descent,
+    "certainty": certainty,
+    "calibration": calibration,
+    "client_accuracy": client_accuracy,
+    "labels": labels,
+    "work": work,
+}

@@ -1,0 +1,417 @@
+"""The unchanged Flower apps on an in-process grid: the simulator's numbers, and rounds that survive bad answers."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from inprocess_grid import FIRST_NODE, InProcessGrid, federate, flat, run_server, settings
+
+from bcfl.engines.flower.records import FLOAT, read_array
+from bcfl.experiment.config import Config, parse_config
+from bcfl.experiment.result import Result
+from bcfl.experiment.run import RunStoppedError, load_result, start
+from bcfl.experiment.store import RunFolder
+from bcfl.flower_app import client, read_run_config
+from bcfl.methods import METHODS
+
+NUM_CLIENTS = 4
+NAMES = [name.replace("-M", "-3") for name in METHODS] + ["bcfl-mh-3-w"]
+
+
+def config_of(name: str = "bcfl-mh-3", rounds: int = 3, **training: Any) -> Config:
+    return parse_config(
+        {
+            "data": {"partition": "feature(2,2)", "rotations": [0, 90]},
+            "method": {"name": name, "num_clusters": 2, "selection": 2},
+            "training": {"local_steps": 5, **training},
+            "experiment": {"rounds": rounds},
+        }
+    )
+
+
+def assert_same(result: Result, expected: Result) -> None:
+    assert torch.equal(result.state.assignment, expected.state.assignment)
+    assert torch.equal(result.state.models.mean, expected.state.models.mean)
+    assert torch.equal(result.state.models.precision, expected.state.models.precision)
+    assert torch.equal(result.state.log_weight, expected.state.log_weight)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_gives_the_simulators_bits_and_costs(name: str, tmp_path: Path) -> None:
+    expected = start(config_of(name), None, num_workers=1)
+    result = federate(config_of(name), NUM_CLIENTS, tmp_path / "run")
+    assert_same(result, expected)
+    assert result.history == expected.history  # metrics, changes, agreement with the true groups, work
+
+
+@pytest.mark.parametrize("name", ["bcfl-g", "bcfl-mh-3"])
+def test_momentum_that_clients_keep_is_the_simulators(name: str, tmp_path: Path) -> None:
+    config = config_of(name, momentum_state="client")
+    assert_same(federate(config, NUM_CLIENTS, tmp_path / "run"), start(config, None, num_workers=1))
+
+
+@pytest.mark.parametrize("name", ["bcfl-g", "bcfl-mh-3", "fedsoft"])
+def test_models_in_several_messages_give_the_same_numbers(name: str, tmp_path: Path) -> None:
+    def count(into: list[str]) -> Callable[[Message, Message], Message]:
+        return lambda question, answer: into.append(question.metadata.message_type) or answer  # type: ignore[func-returns-value]
+
+    whole: list[str] = []
+    parts: list[str] = []
+    expected = federate(config_of(name, 2), NUM_CLIENTS, tmp_path / "whole", count(whole))
+    result = federate(config_of(name, 2), NUM_CLIENTS, tmp_path / "parts", count(parts), message_bytes=10_000)
+    assert_same(result, expected)
+    assert parts.count("query.score") > whole.count("query.score")
+
+
+def test_the_straggler_and_the_dropout_that_are_drawn_are_the_simulators(tmp_path: Path) -> None:
+    config = config_of("bcfl-mh-3", 4)
+    experiment = dataclasses.replace(config.experiment, clients_per_round=0.75, dropout=0.2, straggling=0.3)
+    config = dataclasses.replace(config, experiment=experiment)
+    expected = start(config, None, num_workers=1)
+    result = federate(config, NUM_CLIENTS, tmp_path / "run", min_share=0.01)
+    assert_same(result, expected)
+    assert result.history == expected.history
+
+
+# ---- bad answers ----------------------------------------------------------------------------------------------------
+
+
+def first_array(answer: Message, change: Callable[[np.ndarray[Any, Any]], Any]) -> Message:
+    """The answer with its first array changed."""
+    record = answer.content.array_records["answer"]
+    key = next(iter(record))
+    record[key] = Array(np.ascontiguousarray(change(record[key].numpy().copy())))
+    return answer
+
+
+def with_value(value: float) -> Callable[[Message], Message]:
+    def change(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        values.flat[0] = value
+        return values
+
+    return lambda answer: first_array(answer, change)
+
+
+def cut_short(answer: Message) -> Message:
+    record = answer.content.array_records["answer"]
+    key, array = next(iter(record.items()))
+    record[key] = Array(array.dtype, tuple(array.shape), array.stype, array.data[:-3])
+    return answer
+
+
+def lying_header(answer: Message) -> Message:
+    """Says the right shape outside and a huge one in its bytes."""
+    record = answer.content.array_records["answer"]
+    key, array = next(iter(record.items()))
+    size = str(array.shape[0]).encode()
+    data = array.data.replace(b"(" + size + b",)", b"(" + b"9" * len(size) + b",)", 1)
+    record[key] = Array(array.dtype, tuple(array.shape), array.stype, data)
+    return answer
+
+
+def empty(answer: Message) -> Message:
+    answer.content = RecordDict()
+    return answer
+
+
+def unknown_belief(answer: Message) -> Message:
+    answer.content["choice"] = ConfigRecord({"choice": 99})
+    return answer
+
+
+SCORES_UNSOUND = {
+    "oversized": lambda answer: first_array(answer, lambda values: np.tile(values, 1000)),
+    "wrong shape": lambda answer: first_array(answer, lambda values: values[None]),
+    "wrong type": lambda answer: first_array(answer, lambda values: values.astype(np.float32)),
+    "truncated": cut_short,
+    "lying header": lying_header,
+    "not finite": with_value(np.nan),
+    "above zero": with_value(1.0),
+    "empty": empty,
+}
+FITS_UNSOUND = {
+    "oversized": SCORES_UNSOUND["oversized"],
+    "wrong shape": SCORES_UNSOUND["wrong shape"],
+    "truncated": cut_short,
+    "lying header": lying_header,
+    "empty": empty,
+}
+
+
+def unsound_from_client_1(kind: str, spoil: Callable[[Message], Message | None]) -> Any:
+    """Client 1 answers nonsense to the first question of that kind in round 2."""
+
+    def tamper(question: Message, answer: Message) -> Message | None:
+        ask = settings(question)
+        if question.metadata.message_type == kind and ask["client"] == 1 and ask["round"] == 2:
+            return spoil(answer)
+        return answer
+
+    return tamper
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Result]:
+    """Runs in which client 1 simply does not answer that kind of question in round 2."""
+    done: dict[tuple[str, str], Result] = {}
+
+    def result(method: str, kind: str) -> Result:
+        if (method, kind) not in done:
+            out = tmp_path_factory.mktemp("without") / "run"
+            silence = unsound_from_client_1(kind, lambda answer: None)
+            done[method, kind] = federate(config_of(method), NUM_CLIENTS, out, silence)
+        return done[method, kind]
+
+    return result
+
+
+CASES = [
+    *(("bcfl-mh-3", "query.score", name, spoil) for name, spoil in SCORES_UNSOUND.items()),
+    *(("bcfl-mh-3", "train.fit", name, spoil) for name, spoil in FITS_UNSOUND.items()),
+    ("bcfl-g", "train.fit", "unknown belief", unknown_belief),
+    ("fedavg", "train.fit", "infinite mean", with_value(np.inf)),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "spoil"), [(c[0], c[1], c[3]) for c in CASES], ids=[f"{c[1]}: {c[2]}" for c in CASES]
+)
+def test_an_unsound_answer_is_as_if_none_had_come(
+    method: str,
+    kind: str,
+    spoil: Callable[[Message], Message],
+    tmp_path: Path,
+    without: Callable[[str, str], Result],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "bcfl"):
+        result = federate(config_of(method), NUM_CLIENTS, tmp_path / "run", unsound_from_client_1(kind, spoil))
+    assert result.history[2]["work"]["rejected"] >= 1
+    assert sum(record["work"]["rejected"] for record in result.history) == result.history[2]["work"]["rejected"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "bcfl"]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"round 2, {kind}, client 1: ")
+    assert_same(result, without(method, kind))
+
+
+def test_a_negative_precision_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def spoil(answer: Message) -> Message:
+        record = answer.content.array_records["answer"]
+        key = next(key for key in record if key.startswith("precision"))
+        record[key] = Array(-np.ones_like(record[key].numpy()))
+        return answer
+
+    result = federate(config_of(), NUM_CLIENTS, tmp_path / "run", unsound_from_client_1("train.fit", spoil))
+    assert result.history[2]["work"]["rejected"] >= 1
+    assert "precision must be ≥ 0" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["confusion", "calibration"])
+def test_an_unsound_evaluation_leaves_the_client_out(change: str, tmp_path: Path) -> None:
+    def spoil(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate" and settings(question)["client"] == 1:
+            record = answer.content.array_records["answer"]
+            record[change] = Array(record[change].numpy() + 1)
+        return answer
+
+    result = federate(config_of("fedavg", 1), NUM_CLIENTS, tmp_path / "run", spoil)
+    accuracy = result.history[1]["client_accuracy"]
+    assert [one is None for one in accuracy] == [False, True, False, False]
+
+
+# ---- faults ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["query.score", "train.fit"])
+def test_a_late_answer_is_not_mixed_into_the_next_round(
+    kind: str, tmp_path: Path, without: Callable[[str, str], Result]
+) -> None:
+    config = config_of()
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    held: list[Message] = []
+
+    def hold(question: Message, answer: Message) -> Message | None:
+        ask = settings(question)
+        if question.metadata.message_type == kind and ask.get("round") == 2 and ask["client"] == 1:
+            held.append(answer)
+            return None
+        if question.metadata.message_type == kind and ask.get("round") == 3:
+            grid.late += held
+            held.clear()
+        return answer
+
+    grid.tamper = hold
+    run_server(grid, run_config)
+    assert not held
+    result = load_result(tmp_path / "run")
+    assert result.history[2]["work"]["late"] >= 1
+    assert_same(result, without("bcfl-mh-3", kind))
+
+
+def test_a_client_that_comes_back_takes_part_again_with_its_old_association(tmp_path: Path) -> None:
+    config = config_of("bcfl-g", 4)
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    trained: list[tuple[int, int]] = []  # (round, client)
+
+    def watch(question: Message, answer: Message) -> Message:
+        ask = settings(question)
+        if question.metadata.message_type == "train.fit":
+            trained.append((ask["round"], ask["client"]))
+        elif question.metadata.message_type == "evaluate":
+            grid.offline = {FIRST_NODE + 2} if trained[-1][0] in (1, 2) else set()
+        return answer
+
+    grid.tamper = watch
+    run_server(grid, run_config)
+    assert [(index, 2) in trained for index in (1, 2, 3, 4)] == [True, False, False, True]
+    lines = RunFolder.open(tmp_path / "run").lines("associations.jsonl")
+    cluster = [line["assignment"][0][2] for line in lines]
+    assert cluster[0] == cluster[1] == cluster[2]
+
+
+def test_a_node_that_is_restarted_under_another_name_is_the_same_client(tmp_path: Path) -> None:
+    config = config_of("fedavg", 3)
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+
+    def restart(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate" and FIRST_NODE + 1 in grid.contexts:
+            grid.contexts[77] = grid.contexts[FIRST_NODE + 1]
+            grid.offline.add(FIRST_NODE + 1)
+        return answer
+
+    grid.tamper = restart
+    run_server(grid, run_config)
+    result = load_result(tmp_path / "run")
+    assert [record["work"]["trainings"] for record in result.history[1:]] == [4, 4, 4]
+    assert_same(result, start(config, None, num_workers=1))
+
+
+def test_a_node_that_claims_the_number_of_a_client_that_is_there_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of("fedavg", 2)
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    grid.contexts[2000] = grid.contexts[FIRST_NODE + 1]
+    questions: list[int] = []
+    grid.tamper = lambda question, answer: questions.append(question.metadata.dst_node_id) or answer  # type: ignore[func-returns-value]
+    run_server(grid, run_config)
+    assert questions.count(2000) == 1  # asked who it is, and nothing more
+    assert "node 2000 says that it is client 1, which is already here: refused" in caplog.text
+    assert_same(load_result(tmp_path / "run"), start(config, None, num_workers=1))
+
+
+def test_too_few_answers_stop_the_run_and_a_new_one_goes_on_from_there(tmp_path: Path) -> None:
+    config = config_of("bcfl-mh-3", 3)
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+
+    def fail(question: Message, answer: Message) -> Message | None:
+        ask = settings(question)
+        lost = question.metadata.message_type == "train.fit" and ask["round"] == 2 and ask["client"] != 0
+        return None if lost else answer
+
+    grid.tamper = fail
+    with pytest.raises(RunStoppedError, match=r"round 2: 1 of 4 clients answered train.fit, at least 2 must"):
+        run_server(grid, run_config)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    asked: list[int] = []
+    grid.tamper = lambda question, answer: asked.append(settings(question).get("round", 0)) or answer  # type: ignore[func-returns-value]
+    run_server(grid, run_config)
+    assert 1 not in asked  # the first round is not done again
+    assert_same(load_result(tmp_path / "run"), start(config, None, num_workers=1))
+
+
+def test_too_few_clients_stop_the_run_before_anything_is_asked(tmp_path: Path) -> None:
+    run_config = flat(config_of(), out=str(tmp_path / "run"), num_clients=10, wait=0.0)
+    with pytest.raises(ConnectionError, match="4 of 10 clients are there, at least 5 are needed"):
+        run_server(InProcessGrid(run_config, NUM_CLIENTS), run_config)
+
+
+# ---- the client's side of the border ---------------------------------------------------------------------------------
+
+
+def question(grid: InProcessGrid, kind: str, ask: dict[str, Any], arrays: dict[str, Array]) -> Message:
+    content = RecordDict({"ask": ConfigRecord(ask), "models": ArrayRecord(arrays)})
+    return Message(content, FIRST_NODE, kind)
+
+
+GOOD_FIT = {
+    **{"client": 0, "round": 1, "kind": "all", "beliefs": [0], "parents": [0], "strengths": [1.0], "levels": [0.0]},
+    **{"curvature": 1, "num-steps": -1, "max-examples": -1},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"client": 3}, "this is client 0, but client 3 was asked"),
+        ({"round": -1}, "round must be a whole number"),
+        ({"strengths": [float("nan")]}, "strengths must be finite"),
+        ({"strengths": [1.0, 1.0]}, "strengths must be a list of float, 1 long"),
+        ({"beliefs": [5]}, "mean.5 is missing"),
+        ({"levels": [-1.0]}, "precision.0 is missing"),
+        ({"num-steps": 10**9}, "num-steps must be a whole number from -1 to 1000000"),
+        ({"curvature": 7}, "curvature must be a whole number from 0 to 1"),
+    ],
+)
+def test_a_client_refuses_an_unsound_question(change: dict[str, Any], message: str) -> None:
+    run_config = flat(config_of(), num_clients=NUM_CLIENTS)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    length = 2 * (64 * 32 + 32 + 32 * 10 + 10)  # the parameters, and their momentum
+    arrays = {"mean.0": Array(np.zeros(length, np.float32))}
+    context = grid.contexts[FIRST_NODE]
+    assert client(question(grid, "train.fit", GOOD_FIT, arrays), context).has_content()
+    with pytest.raises(ValueError, match=message):
+        client(question(grid, "train.fit", {**GOOD_FIT, **change}, arrays), context)
+
+
+@pytest.mark.parametrize("value", [np.full(4820, np.nan, np.float32), np.zeros(7, np.float32), np.zeros(4820)])
+def test_a_client_refuses_an_unsound_model(value: Any) -> None:
+    grid = InProcessGrid(flat(config_of(), num_clients=NUM_CLIENTS), NUM_CLIENTS)
+    with pytest.raises(ValueError, match=r"mean\.0"):
+        client(question(grid, "train.fit", GOOD_FIT, {"mean.0": Array(value)}), grid.contexts[FIRST_NODE])
+
+
+def test_an_array_of_python_objects_is_never_unpickled() -> None:
+    data = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little")
+    data += b"{'descr': '|O', 'fortran_order': False, 'shape': (2,), }".ljust(117) + b"\n" + b"cos\nsystem\n"
+    with pytest.raises(ValueError, match="its bytes say otherwise"):
+        read_array(Array("float32", (2,), "numpy.ndarray", data), (2,), FLOAT, "mean")
+
+
+def test_a_model_above_the_limit_is_refused(tmp_path: Path) -> None:
+    run_config = flat(config_of(), out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, model_bytes=1000)
+    with pytest.raises(ValueError, match=r"the model takes 19280 bytes, deploy\.model_bytes allows 1000"):
+        run_server(InProcessGrid(run_config, NUM_CLIENTS), run_config)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"deploy.min_share": 0.0}, r"deploy\.min_share must be in \(0, 1\]"),
+        ({"deploy.deadlin": 3.0}, r"did you mean deploy\.deadline"),
+        ({"training.learning_rat": 3.0}, r"did you mean training\.learning_rate"),
+    ],
+)
+def test_unknown_and_impossible_settings_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_run_config(values)
+
+
+def test_the_run_configuration_keeps_what_flower_cannot_hold() -> None:
+    config = config_of()
+    again, terms, out = read_run_config(flat(config, num_clients=7, out="somewhere"))
+    assert (again, terms.num_clients, out) == (config, 7, Path("somewhere"))

@@ -1,0 +1,281 @@
+"""Settings are checked at the border, resolved completely, and named by an identity."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+
+from bcfl.experiment.config import (
+    SECTIONS,
+    Config,
+    DataConfig,
+    ExperimentConfig,
+    ModelConfig,
+    apply_override,
+    check_type,
+    load_config,
+    parse_config,
+)
+from bcfl.local import Training
+from bcfl.methods import METHODS, make_method, option_types
+
+NAMES = [name.replace("-M", "-3") for name in METHODS]
+
+
+def refusal(values: object) -> str:
+    with pytest.raises(ValueError) as caught:
+        parse_config(values)
+    return str(caught.value)
+
+
+def test_without_a_file_the_default_run_is_described() -> None:
+    config = load_config(None)
+    assert (config.data.name, config.data.partition) == ("digits", "feature(4,5)")
+    assert (config.method["name"], config.method["num_clusters"]) == ("bcfl-mh-3", 4)
+    assert (config.training, config.experiment) == (Training(), ExperimentConfig())
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"dta": {}}, "unknown section dta; did you mean data?"),
+        ({"data": {"nam": "digits"}}, "unknown key data.nam; did you mean data.name?"),
+        ({"training": {"learningrate": 1}}, "did you mean training.learning_rate?"),
+        ({"method": {"clusters": 4}}, "did you mean method.num_clusters?"),
+        ({"experiment": {"zzz": 4}}, "unknown key experiment.zzz; allowed: checkpoint_every"),
+        ({"data": 3}, "data must be a section of settings, got 3"),
+        ({"experiment": {"rounds": 2.0}}, "experiment.rounds must be a whole number, got 2.0"),
+        ({"experiment": {"rounds": "many"}}, "experiment.rounds must be a whole number, got 'many'"),
+        ({"experiment": {"rounds": True}}, "experiment.rounds must be a whole number, got True"),
+        ({"training": {"learning_rate": "fast"}}, "training.learning_rate must be a number, got 'fast'"),
+        ({"training": {"learning_rate": float("inf")}}, "training.learning_rate must be a number, got inf"),
+        ({"training": {"learning_rate": True}}, "training.learning_rate must be a number, got True"),
+        ({"training": {"fisher": "full"}}, 'training.fisher must be "batch" or "exact", got \'full\''),
+        ({"data": {"name": 7}}, "data.name must be a text, got 7"),
+        ({"data": {"rotations": "0"}}, 'data.rotations must be a list or "none"'),
+        ({"data": {"rotations": ["0"]}}, "data.rotations must be a whole number, got '0'"),
+        ({"method": {"cluster_size": [1]}}, "method.cluster_size must be a list"),
+        ({"method": {"name": 1}}, "method.name must be a text, got 1"),
+        ({"method": {"name": "fedavgg"}}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        ({"method": {"name": "bcfl-mh-0"}}, "must keep at least 1 hypothesis"),
+    ],
+)
+def test_what_is_unknown_or_of_the_wrong_type_is_named(values: dict[str, object], says: str) -> None:
+    message = refusal(values)
+    assert says in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("training.learning_rate", [0, -1]),
+        ("training.momentum", [-0.1, 1]),
+        ("training.batch_size", [0]),
+        ("training.local_steps", [0]),
+        ("training.fisher_examples", [0]),
+        ("experiment.rounds", [0]),
+        ("experiment.seed", [-1]),
+        ("experiment.evaluate_every", [0]),
+        ("experiment.checkpoint_every", [0]),
+        ("experiment.clients_per_round", [0]),
+        ("experiment.dropout", [-0.1, 1]),
+        ("experiment.straggling", [1]),
+        ("data.share_floor", [1]),
+        ("data.min_examples", [0]),
+        ("data.validation", [-0.5, 1]),
+        ("method.num_clusters", [0]),
+        ("method.warm_up_rounds", [-1]),
+        ("method.scoring_examples", [0]),
+        ("method.evidence_points", [0, 3]),
+        ("method.forgetting", [-0.1, 1.1]),
+        ("method.min_weight", [1]),
+        ("method.give_up_weight", [0, 2]),
+        ("method.temperature", [0]),
+        ("method.prior_precision", [-1]),
+        ("method.cluster_size", [[3, 2], [-1, 2]]),
+    ],
+)
+def test_values_out_of_range_are_refused_and_named(key: str, wrong: list[object]) -> None:
+    section, name = key.split(".")
+    for value in wrong:
+        assert f"{key} must be " in refusal({section: {name: value}})
+
+
+@pytest.mark.parametrize("key", ["sigma", "alpha", "smoothing", "selection"])
+def test_options_of_baselines_have_ranges_too(key: str) -> None:
+    owner = "fedsoft" if key in ("smoothing", "selection") else "fedamp"
+    assert f"method.{key} must be " in refusal({"method": {"name": owner, key: 0}})
+
+
+def test_files_that_are_no_toml_are_named(tmp_path: Path) -> None:
+    broken, foreign = tmp_path / "broken.toml", tmp_path / "foreign.toml"
+    broken.write_text("[data\n")
+    foreign.write_bytes(b"\xff\xfe\x00")
+    for path, says in [
+        (broken, f"{broken} is not valid TOML"),
+        (foreign, f"{foreign} is not valid TOML"),
+        (tmp_path / "none.toml", "none.toml does not exist"),
+        (tmp_path, f"{tmp_path} cannot be read"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            load_config(path)
+
+
+def test_a_section_that_is_a_value_is_refused_wherever_it_is_touched(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("experiment = 3\n")
+    for overrides, own in [((), {}), ((), {"seed": 1}), (("experiment.rounds=2",), {})]:
+        with pytest.raises(ValueError, match="experiment must be a section of settings, got 3"):
+            load_config(path, overrides, **own)
+
+
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('[method]\nname = "ifca"\n[experiment]\nrounds = 7\nseed = 1\n')
+    config = load_config(path, ["experiment.rounds=9"], seed=5)
+    assert (config.method["name"], config.experiment.rounds, config.experiment.seed) == ("ifca", 9, 5)
+    assert load_config(path, ["experiment.rounds=9"], seed=None).experiment.seed == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("s.k=3", 3),
+        ("s.k=-0.5", -0.5),
+        ("s.k=1e-3", 1e-3),
+        ("s.k=true", True),
+        ("s.k=text", "text"),
+        ("s.k = spaced ", "spaced"),
+        ('s.k="3"', "3"),
+        ("s.k=label(4,10,0.1)", "label(4,10,0.1)"),
+        ("s.k=[1, 2]", [1, 2]),
+        ('s.k=["a", "b"]', ["a", "b"]),
+        ("s.k=none", "none"),
+        ("s.k=a=b", "a=b"),
+        ("s.k=", ""),
+    ],
+)
+def test_overrides_are_read_as_toml_and_otherwise_as_text(override: str, value: object) -> None:
+    values: dict[str, object] = {}
+    apply_override(values, override)
+    assert values == {"s": {"k": value}}
+
+
+@pytest.mark.parametrize("override", ["rounds", "rounds=3", "=3", ".k=3", "experiment.=3"])
+def test_overrides_that_name_no_setting_are_refused(override: str) -> None:
+    with pytest.raises(ValueError, match=r"section\.key"):
+        apply_override({}, override)
+
+
+def test_none_empties_what_may_be_empty() -> None:
+    config = load_config(None, ["method.scoring_examples=none", "data.seed=none", "method.temperature=none"])
+    assert config.method["scoring_examples"] is None
+    assert config.data.seed is None
+    assert config.method["temperature"] == "none"  # a name of its own: no tempering
+    with pytest.raises(ValueError, match=r"experiment\.rounds must be a whole number"):
+        load_config(None, ["experiment.rounds=none"])
+
+
+def wrong_value(hint: object) -> object:
+    """A value that no option of this type may have."""
+    return {"no": "type"} if get_origin(hint) is not Literal else get_args(hint)[0] + "?"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_of_every_method_is_stored_typed_and_read_back(name: str) -> None:
+    config = parse_config({"method": {"name": name}})
+    method = make_method(name, {key: value for key, value in config.method.items() if key != "name"})
+    own = {key: value for key, value in dataclasses.asdict(method).items() if key in option_types()}
+    assert config.method == {"name": name, **own}
+    for key in own:
+        assert f"method.{key} must be" in refusal({"method": {"name": name, key: wrong_value(option_types()[key])}})
+
+
+def test_options_that_only_other_methods_have_leave_no_trace() -> None:
+    plain, with_others = ({"method": {"name": "fedavg", **more}} for more in ({}, {"num_clusters": 7, "sigma": 2.0}))
+    assert parse_config(with_others) == parse_config(plain)
+    assert parse_config(with_others).identity() == parse_config(plain).identity()
+    assert "method.sigma must be" in refusal({"method": {"name": "fedavg", "sigma": "wide"}})
+
+
+@pytest.mark.parametrize("name", [*NAMES, "bcfl-g-w", "bcfl-mh-6-w"])
+def test_a_configuration_survives_json(name: str) -> None:
+    config = parse_config({"method": {"name": name, "cluster_size": [0, 9]}, "data": {"rotations": [0, 90]}})
+    again = parse_config(json.loads(json.dumps(config.as_dict())))
+    assert (again, again.identity()) == (config, config.identity())
+
+
+def test_defaults_are_written_out_so_that_they_may_change() -> None:
+    config = load_config(None)
+    stored = config.as_dict()
+    assert stored["model"]["name"] == "mlp"  # what "auto" means for digits
+    assert stored["data"]["rotations"] == [0, 90, 180, 270]
+    assert stored["method"]["forgetting"] == 0.5
+    for name, kind in SECTIONS.items():
+        if kind is not None:
+            assert set(stored[name]) == {field.name for field in dataclasses.fields(kind)}
+    assert load_config(None, ["model.name=mlp"]).identity() == config.identity()
+
+
+def test_data_of_the_users_own_decide_nothing_about_the_model() -> None:
+    assert parse_config({"data": {"factory": "a:b"}}).model == ModelConfig()
+    assert parse_config({"data": {"factory": "a:b"}}).label == "own-bcfl-mh-3-s0"
+
+
+OTHER = {
+    "data": DataConfig(
+        name="cifar10",
+        factory="a:b",
+        partition="label(4,5,0.1)",
+        partition_file="a.npz",
+        clients_per_group=3,
+        seed=3,
+        share_floor=0.01,
+        min_examples=11,
+        rotations=(0, 90),
+        domains=("mnist",),
+        validation=0.2,
+    ),
+    "model": ModelConfig(name="cifar_cnn", factory="a:b"),
+    "training": Training(0.01, 0.5, 16, 5, "fresh", "exact", 64),
+    "experiment": ExperimentConfig(31, 1, 2, 2, 0.5, 0.1, 0.1),
+}
+CHANGES = [
+    (section, field.name)
+    for section, other in OTHER.items()
+    for field in dataclasses.fields(other)
+    if field.name != "path"
+]
+
+
+def test_the_identity_is_the_same_in_every_process() -> None:
+    assert load_config(None).identity() == parse_config(load_config(None).as_dict()).identity()
+    assert len(load_config(None).identity()) == 12
+
+
+@pytest.mark.parametrize(("section", "key"), CHANGES)
+def test_any_other_setting_is_another_identity(section: str, key: str) -> None:
+    config = load_config(None)
+    changed = dataclasses.replace(getattr(config, section), **{key: getattr(OTHER[section], key)})
+    assert dataclasses.replace(config, **{section: changed}).identity() != config.identity()
+
+
+@pytest.mark.parametrize("key", sorted(parse_config({}).method))
+def test_any_other_option_of_the_method_is_another_identity(key: str) -> None:
+    config = load_config(None)
+    changed = dataclasses.replace(config, method={**config.method, key: "something else"})
+    assert changed.identity() != config.identity()
+
+
+def test_where_the_data_lie_is_no_part_of_the_identity() -> None:
+    assert load_config(None, ["data.path=elsewhere"]).identity() == load_config(None).identity()
+
+
+def test_numbers_become_what_their_setting_needs() -> None:
+    assert isinstance(check_type(3, float, "key"), float)
+    assert check_type([1, 2], tuple[int, int], "key") == (1, 2)
+    assert check_type("none", int | None, "key") is None
+    assert isinstance(parse_config({"experiment": {"clients_per_round": 5}}), Config)

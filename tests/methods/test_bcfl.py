@@ -1,0 +1,333 @@
+"""BCFL against its oracle on conjugate clients, and its rules by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from federation_fixtures import ConjugateClients, linear, one_round, pulled_clients, run, simulator
+from torch import Tensor
+
+from bcfl.association import Branches, branch
+from bcfl.conceptual import ConjugateClient, Story, conceptual_bcfl, joint_log_evidence, log_likelihood_at_mean
+from bcfl.federation import Hypotheses
+from bcfl.gaussian import Gaussian, fuse, merge
+from bcfl.methods.bcfl import BCFL
+from bcfl.randomness import generator
+
+# --- the oracle --------------------------------------------------------------------------------------------------------
+
+PRECISION = 0.7
+EXACT = {
+    "strategy": "multi", "fusion": "exact", "forgetting": 0.0, "temperature": "none", "initial": "same",
+    "scoring_examples": None, "prior_precision": PRECISION,
+}  # fmt: skip
+
+
+def world(
+    seed: int, num_rounds: int, num_clients: int, num_clusters: int
+) -> tuple[Tensor, list[list[ConjugateClient]]]:
+    """Starting means and new data in every round, spread so that many stories have weight."""
+    draws = generator(seed, "conjugate world")
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draws, dtype=torch.float64)
+
+    truth = normal(num_clusters, 2)
+    rounds = [
+        [
+            ConjugateClient(truth[j % num_clusters] + normal(2), 0.3 + normal(2).square(), float(normal()))
+            for j in range(num_clients)
+        ]
+        for _ in range(num_rounds)
+    ]
+    return truth + normal(num_clusters, 2), rounds
+
+
+def stories_of(method: BCFL, starts: Tensor, rounds: list[list[ConjugateClient]]) -> dict[Any, tuple[float, Any]]:
+    """The method's final mixture: each kept story by its assignments, with its log-weight and beliefs."""
+
+    def federation(index: int) -> ConjugateClients:
+        own = rounds[max(index - 1, 0)]
+        return ConjugateClients(own, starts[None], torch.ones(len(own), dtype=torch.float64), round=index)
+
+    state = method.init(federation(0))
+    told: list[tuple[tuple[int, ...], ...]] = [()]
+    for index in range(1, len(rounds) + 1):
+        state, info = method.round(state, federation(index))
+        told = [(*told[p], tuple(row)) for p, row in zip(info.parent.tolist(), info.assignment.tolist(), strict=True)]
+    beliefs = [[state.models[int(b)] for b in row] for row in state.model_of]
+    return {story: (w, own) for story, w, own in zip(told, state.log_weight.tolist(), beliefs, strict=True)}
+
+
+def oracle(starts: Tensor, rounds: list[list[ConjugateClient]], **options: Any) -> list[Story]:
+    return conceptual_bcfl([Gaussian(row, torch.full_like(row, PRECISION)) for row in starts], rounds, **options)
+
+
+@pytest.mark.parametrize(("num_clients", "num_clusters", "num_rounds"), [(2, 2, 3), (3, 2, 3), (2, 3, 2)])
+def test_with_all_hypotheses_bcfl_is_the_conceptual_solution(
+    num_clients: int, num_clusters: int, num_rounds: int
+) -> None:
+    starts, rounds = world(0, num_rounds, num_clients, num_clusters)
+    num_stories = num_clusters ** (num_clients * num_rounds)
+    method = BCFL(num_clusters=num_clusters, max_hypotheses=num_stories, **EXACT)
+    found = stories_of(method, starts, rounds)
+    expected = oracle(starts, rounds, evidence=log_likelihood_at_mean)
+    assert len(found) == len(expected) == num_stories
+    for story in expected:
+        log_weight, beliefs = found[story.assignments]
+        assert log_weight == pytest.approx(story.log_weight, abs=1e-9)
+        for own, belief in zip(beliefs, story.beliefs, strict=True):
+            # No two stories write into one belief, or this fails in most of them (SPEC 5.2).
+            assert torch.allclose(own.mean, belief.mean, rtol=0, atol=1e-9)
+            assert torch.allclose(own.precision, belief.precision, rtol=0, atol=1e-9)
+
+
+def distance(found: dict[Any, tuple[float, Any]], expected: list[Story]) -> float:
+    """Total variation between two mixtures of stories."""
+    gaps = (math.exp(s.log_weight) - math.exp(found.get(s.assignments, (-math.inf,))[0]) for s in expected)
+    return 0.5 * sum(abs(gap) for gap in gaps)
+
+
+def test_the_distance_to_the_oracle_falls_with_the_number_of_hypotheses() -> None:
+    counts = [1, 2, 4, 8, 16, 32, 64]
+    total = dict.fromkeys(counts, 0.0)
+    for seed in range(6):
+        starts, rounds = world(seed, 3, 2, 2)
+        expected = oracle(starts, rounds, evidence=log_likelihood_at_mean)
+        for count in counts:
+            total[count] += distance(
+                stories_of(BCFL(num_clusters=2, max_hypotheses=count, **EXACT), starts, rounds), expected
+            )
+    distances = list(total.values())
+    assert distances == sorted(distances, reverse=True)
+    assert distances[0] > 0.2 * 6
+    assert distances[-1] < 1e-9
+
+
+def test_evidence_by_many_points_comes_near_the_exact_evidence() -> None:
+    """One round, all associations: weights by random points of the beliefs against the integral (eq. fed_weight)."""
+    starts, rounds = world(3, 1, 2, 2)
+    expected = oracle(starts, rounds, evidence=joint_log_evidence)
+    at_mean = distance(stories_of(BCFL(num_clusters=2, max_hypotheses=4, **EXACT), starts, rounds), expected)
+    points = BCFL(num_clusters=2, max_hypotheses=4, evidence_points=20_000, evidence_kind="random", **EXACT)
+    by_points = distance(stories_of(points, starts, rounds), expected)
+    assert by_points < 0.02 < at_mean
+
+
+# --- one round by hand -------------------------------------------------------------------------------------------------
+
+TARGETS = torch.tensor([[0.0, 1.0], [0.0, 2.0], [9.0, 0.0]], dtype=torch.float64)
+SIZES = [10.0, 30.0, 20.0]
+STARTS = torch.tensor([[[0.0, 0.0], [10.0, 0.0]], [[-5.0, 0.0], [5.0, 0.0]]], dtype=torch.float64)
+
+
+def tiny(**options: Any) -> ConjugateClients:
+    return pulled_clients(TARGETS, SIZES, STARTS, **options)
+
+
+@pytest.mark.parametrize("fusion", ["product", "exact", "geometric"])
+@pytest.mark.parametrize("forgetting", [0.0, 0.4])
+def test_a_greedy_round_fuses_local_posteriors_by_the_rule(fusion: Any, forgetting: float) -> None:
+    method = BCFL(2, "greedy", 1, fusion=fusion, forgetting=forgetting, prior_precision=2.0)
+    clients = tiny()
+    state, _ = method.round(method.init(clients), clients)
+    assert state.assignment.tolist() == [[0, 0, 1]]
+    for cluster, members in enumerate([[0, 1], [2]]):
+        prior = Gaussian(STARTS[0, cluster], torch.full((2,), 2.0 * (1 - forgetting), dtype=torch.float64))
+        expected = fuse([clients.clients[j].posterior(prior) for j in members], prior, fusion)
+        assert torch.allclose(state.models.mean[cluster], expected.mean)
+        assert torch.allclose(state.models.precision[cluster], expected.precision)
+
+
+def test_forgetting_lets_the_precision_settle() -> None:
+    """The same data again and again: with half forgotten the precision tends to twice one round's evidence."""
+    clients, method = tiny(), BCFL(2, "greedy", 1, fusion="exact", forgetting=0.5)
+    state = method.init(clients)
+    for _ in range(40):
+        state, _ = method.round(state, clients)
+    assert state.models.precision[0].tolist() == pytest.approx([2 * 40, 2 * 40])
+    assert state.models.precision[1].tolist() == pytest.approx([2 * 20, 2 * 20])
+    keeping = BCFL(2, "greedy", 1, fusion="exact", forgetting=0.0)
+    for _ in range(10):
+        state, _ = keeping.round(state, clients)
+    assert state.models.precision[0, 0] == pytest.approx(80 + 10 * 40)
+
+
+def test_weights_are_tempered_by_the_number_of_examples() -> None:
+    clients = tiny()
+    method = BCFL(2, "multi", 8, initial="same", temperature="per_example")
+    state, info = method.round(method.init(clients), clients)
+    loss = 0.5 * (TARGETS[:, None] - STARTS[0]).square().sum(2)  # (client, cluster): −mean log-likelihood
+    for row, log_weight in zip(info.assignment, info.log_weight, strict=True):
+        expected = -sum(loss[j, row[j]] for j in range(3)) - torch.logsumexp(-loss, 1).sum()
+        assert float(log_weight) == pytest.approx(float(expected), abs=1e-9)
+    assert torch.equal(state.log_weight, info.log_weight)
+
+
+def test_consensus_merges_the_best_associations() -> None:
+    clients = tiny()
+    many = BCFL(2, "multi", 3, initial="same", prior_precision=1.0)
+    one = BCFL(2, "consensus", 3, prior_precision=1.0)
+    apart, _ = many.round(many.init(clients), clients)
+    merged, info = one.round(one.init(clients), clients)
+    assert len(merged.log_weight) == 1
+    assert torch.equal(info.log_weight, apart.log_weight)
+    for cluster in range(2):
+        expected = merge(apart.models[apart.model_of[:, cluster]], apart.log_weight)
+        assert torch.allclose(merged.models.mean[cluster], expected.mean)
+        assert torch.allclose(merged.models.precision[cluster], expected.precision)
+    assert torch.equal(merged.assignment[0], apart.assignment[0])
+
+
+def test_different_starts_are_drawn_for_every_hypothesis() -> None:
+    state = BCFL(2, "multi", 2).init(tiny())
+    assert torch.equal(state.models.mean, STARTS.flatten(0, 1))
+    assert state.model_of.tolist() == [[0, 1], [2, 3]]
+    assert state.log_weight.exp().tolist() == pytest.approx([0.5, 0.5])
+    assert state.family.tolist() == [0, 1]
+    same = BCFL(2, "multi", 2, initial="same").init(tiny())
+    assert torch.equal(same.models.mean, STARTS[0])
+    assert BCFL(2, "consensus", 2).init(tiny()).model_of.tolist() == [[0, 1]]
+
+
+def test_min_weight_and_max_hypotheses_prune() -> None:
+    clients = tiny()
+    for options, count in (({}, 8), ({"min_weight": 0.2}, 1), ({"max_hypotheses": 3}, 3)):
+        method = BCFL(**{"num_clusters": 2, "max_hypotheses": 8, "initial": "same", **options})
+        state, _ = method.round(method.init(clients), clients)
+        assert len(state.log_weight) == count
+
+
+def test_cluster_size_limits_hold_for_the_greedy_strategy_too() -> None:
+    clients = tiny()
+    for strategy, count in (("greedy", 1), ("multi", 3), ("consensus", 2)):
+        method = BCFL(2, strategy, count, cluster_size=(1, 2), initial="same")
+        _, info = method.round(method.init(clients), clients)
+        assert all(sorted(row.tolist()).count(0) in (1, 2) for row in info.assignment)
+
+
+def test_absent_clients_stay_where_their_story_had_them() -> None:
+    method = BCFL(2, "multi", 4, initial="same")
+    before, _ = method.round(method.init(tiny()), tiny())
+    clients = tiny(absent=frozenset({1}), round=2)
+    after, info = method.round(before, clients)
+    assert torch.equal(after.assignment[:, 1], before.assignment[info.parent, 1])
+    assert all(client != 1 for _, client in clients.fitted)
+
+
+def test_hypotheses_never_write_into_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kept story, replayed alone with its assignments forced, ends in the same beliefs (SPEC 5.2)."""
+    method = BCFL(num_clusters=2, max_hypotheses=4, initial="same")
+    with simulator(factory=linear) as engine:
+        state: Hypotheses = method.init(engine.begin(0))
+        start, told = state, [[]]
+        for index in (1, 2, 3):
+            state, info = method.round(state, engine.begin(index))
+            told = [[*told[p], row] for p, row in zip(info.parent.tolist(), info.assignment, strict=True)]
+        assert len({tuple(map(tuple, (row.tolist() for row in story))) for story in told}) == len(told) == 4
+        for h, story in enumerate(told):
+            alone = start
+            for index, row in enumerate(story, 1):
+                monkeypatch.setattr(
+                    "bcfl.methods.bcfl.branch",
+                    lambda *_, row=row: Branches(
+                        torch.zeros(1, dtype=torch.int64), row[None], torch.zeros(1, dtype=torch.float64)
+                    ),
+                )
+                alone, _ = BCFL(num_clusters=2, max_hypotheses=1, initial="same").round(alone, engine.begin(index))
+            for cluster in range(2):
+                own, expected = (
+                    state.models[int(state.model_of[h, cluster])],
+                    alone.models[int(alone.model_of[0, cluster])],
+                )
+                assert torch.equal(own.mean, expected.mean)
+                assert torch.equal(own.precision, expected.precision)
+
+
+def test_work_is_shared_exactly() -> None:
+    """From one start, M stories differ by single clients: far fewer trainings than M·C, and none done twice."""
+    clients = tiny()
+    method = BCFL(2, "multi", 3, initial="same")
+    state, info = method.round(method.init(clients), clients)
+    assert len(clients.fitted) == len(set(clients.fitted))
+    needed = {(c, j) for row in info.assignment.tolist() for j, c in enumerate(row)}
+    assert set(clients.fitted) == needed
+
+
+def test_warm_up_starts_from_the_groups() -> None:
+    clients = tiny()
+    state = BCFL(2, "multi", 3, warm_up_rounds=2, prior_precision=0.5).init(clients)
+    found = state.models.mean[state.models.mean[:, 0].argsort()]
+    assert torch.allclose(found, torch.tensor([[0, 70 / 40], [9, 0]], dtype=torch.float64))
+    assert state.models.precision.eq(0.5).all()
+    assert len(state.log_weight) == 1
+
+
+@pytest.mark.slow
+def test_different_starts_and_warm_up_find_the_groups() -> None:
+    with simulator(factory=linear) as engine:
+        for method in (BCFL(2, "multi", 4), BCFL(2, "greedy", 1, warm_up_rounds=2)):
+            state = run(method, engine, 12)
+            row = state.assignment[0]
+            assert torch.equal(row == row[0], torch.tensor([True, False] * 3))
+
+
+def test_bcfl_g_needs_one_exchange_and_sends_no_scores() -> None:
+    method = BCFL(2, "greedy", 1)
+    with simulator(factory=linear) as engine:
+        *_, clients = one_round(method, engine, method.init(engine.begin(0)))
+    assert clients.work.exchanges == 1
+    assert clients.work.scalars_up == 6  # each client's choice
+
+
+# --- families ----------------------------------------------------------------------------------------------------------
+
+
+def family_branch(k: int, family: list[int] | None, margin: float) -> tuple[list[int], list[float]]:
+    """Two clients, two clusters, three past hypotheses of equal weight whose best costs are 0, 1 and 4."""
+    cost = torch.tensor([[[0.0, 0.5], [0.0, 0.6]], [[0.5, 9.0], [0.5, 9.0]], [[2.0, 9.0], [2.0, 9.0]]])
+    log_weight = torch.full((3,), 1 / 3, dtype=torch.float64).log()
+    own = None if family is None else torch.tensor(family)
+    kept = branch(log_weight, cost, k, family=own, family_margin=margin)
+    return kept.parent.tolist(), kept.log_weight.tolist()
+
+
+def test_without_families_near_copies_crowd_out_the_others() -> None:
+    assert family_branch(3, None, 0.0)[0] == [0, 0, 0]  # totals 0, 0.5, 0.6
+
+
+@pytest.mark.parametrize(
+    ("k", "family", "margin", "parents"),
+    [
+        (3, [0, 1, 2], 0.99, [0, 0, 0]),  # both others are too far behind
+        (3, [0, 1, 2], 1.01, [0, 0, 1]),  # the second is just within the margin
+        (3, [0, 1, 2], 5.0, [0, 1, 2]),  # all have their place
+        (2, [0, 1, 2], 5.0, [0, 1]),  # more families than places: the best of them
+        (1, [0, 1, 2], 5.0, [0]),
+        (3, [0, 1, 1], 5.0, [0, 0, 1]),  # a family has one place, for its best member
+        (3, [0, 0, 0], 5.0, [0, 0, 0]),  # one family: the plain ranking
+        (4, [0, 1, 2], 5.0, [0, 0, 1, 2]),  # what is left goes to the best of all
+    ],
+)
+def test_families_within_the_margin_keep_a_place(k: int, family: list[int], margin: float, parents: list[int]) -> None:
+    assert family_branch(k, family, margin)[0] == parents
+
+
+def test_a_place_does_not_change_the_weights() -> None:
+    parents, log_weight = family_branch(3, [0, 1, 2], 5.0)
+    expected = torch.tensor([0.0, -1.0, -4.0]).log_softmax(0)
+    assert parents == [0, 1, 2]
+    assert log_weight == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_a_start_is_given_up_once_the_evidence_has_spoken() -> None:
+    far_off = torch.stack([STARTS[0], 100 * STARTS[1]])
+    clients = pulled_clients(TARGETS, SIZES, far_off)
+    patient, hasty = (
+        BCFL(2, "multi", 2, give_up_weight=1e-300, temperature=1e5),
+        BCFL(2, "multi", 2, give_up_weight=0.5, temperature=1e5),
+    )
+    families = [m.round(m.init(clients), clients)[0].family.tolist() for m in (patient, hasty)]
+    assert sorted(families[0]) == [0, 1]
+    assert len(set(families[1])) == 1

@@ -1,0 +1,384 @@
+"""What every method must do, whichever it is; a new entry in METHODS is tested without another line here."""
+
+from dataclasses import fields, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from federation_fixtures import (
+    METHOD_NAMES,
+    OPTIONS,
+    advance,
+    client_data,
+    linear,
+    network,
+    one_round,
+    run,
+    simulator,
+    tiny_federation,
+)
+from safetensors.torch import load, save
+from torch import Tensor
+
+from bcfl.association import co_association
+from bcfl.data.arrays import from_arrays
+from bcfl.engines.simulator import Participation
+from bcfl.experiment.store import state_from_tensors, state_tensors
+from bcfl.federation import Hypotheses, Method
+from bcfl.gaussian import Gaussian
+from bcfl.local import Training
+from bcfl.methods import METHODS, make_method, option_types
+
+MOMENTUM_STATES = ["fresh", "client", "belief"]
+
+
+def method_of(name: str, **options: Any) -> Method:
+    return make_method(name, {**OPTIONS, **options})
+
+
+def assert_same(first: Hypotheses, second: Hypotheses) -> None:
+    """Bit for bit."""
+    one, other = state_tensors(first), state_tensors(second)
+    assert one.keys() == other.keys()
+    for key, values in one.items():
+        assert torch.equal(values, other[key]), key
+
+
+def models_of_clients(state: Hypotheses) -> Tensor:
+    """The vector that serves each client, whatever its cluster is called."""  # (client, vector)
+    models, own = state.predictors()
+    return models[own]
+
+
+# --- repetition --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_deterministic(name: str) -> None:
+    states = []
+    for num_workers in (1, 2):
+        with simulator(num_workers=num_workers) as engine:
+            states.append(run(method_of(name), engine, 3))
+    assert_same(*states)
+    with simulator(seed=1) as engine:
+        assert not torch.equal(models_of_clients(run(method_of(name), engine, 3)), models_of_clients(states[0]))
+
+
+@pytest.mark.parametrize("momentum_state", MOMENTUM_STATES)
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_resumable(name: str, momentum_state: str) -> None:
+    training, participation = Training(local_steps=2, batch_size=8, momentum_state=momentum_state), Participation(0.7)
+    with simulator(training=training, participation=participation) as engine:
+        uninterrupted = run(method_of(name), engine, 4)
+    with simulator(training=training, participation=participation) as engine:
+        stored = save(state_tensors(run(method_of(name), engine, 2)))
+        # The store may read what clients keep back in any order.
+        momentum = {c: dict(reversed(kept.items())) for c, kept in engine.momentum.items()}
+    with simulator(training=training, participation=participation) as engine:
+        engine.momentum = momentum
+        resumed = advance(method_of(name), engine, state_from_tensors(load(stored)), range(3, 5))
+    assert_same(resumed, uninterrupted)
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_a_round_leaves_the_state_before_it_as_it_was(name: str) -> None:
+    with simulator() as engine:
+        state = run(method_of(name), engine, 1)
+        before = {key: values.clone() for key, values in state_tensors(state).items()}
+        advance(method_of(name), engine, state, range(2, 4))
+    assert all(torch.equal(values, before[key]) for key, values in state_tensors(state).items())
+
+
+# --- order -------------------------------------------------------------------------------------------------------------
+
+FULL_BATCH = Training(local_steps=4, batch_size=1000)  # so that chance decides only the order of sums
+ORDER = [3, 0, 5, 1, 4, 2]
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_permuted_clients_give_permuted_results(name: str) -> None:
+    method = method_of(name, scoring_examples=None, selection=len(ORDER))
+    clients, states = client_data(), []
+    for data in (clients, [clients[j] for j in ORDER]):
+        with simulator(from_arrays(data), linear, FULL_BATCH) as engine:
+            states.append(run(method, engine, 3))
+    own, permuted = states
+    assert torch.allclose(models_of_clients(permuted), models_of_clients(own)[ORDER], atol=2e-4)
+    assert torch.allclose(permuted.log_weight, own.log_weight, atol=1e-4)
+    together = co_association(own.assignment, own.log_weight)[ORDER][:, ORDER]
+    assert torch.allclose(co_association(permuted.assignment, permuted.log_weight), together, atol=1e-4)
+    assert len(models_of_clients(own).unique(dim=0)) > 1 or name == "fedavg"
+
+
+# --- states ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_states_are_well_formed(name: str) -> None:
+    with simulator() as engine:
+        state = run(method_of(name), engine, 2)
+    num_beliefs, num_clusters = len(state.models), state.num_clusters
+    assert state.models.is_finite()
+    assert state.model_of.unique().tolist() == list(range(num_beliefs))  # each belief is referred to
+    assert len(state.models.mean.unique(dim=0)) == num_beliefs  # and stored once
+    assert float(state.log_weight.exp().sum()) == pytest.approx(1)
+    assert state.log_weight.tolist() == sorted(state.log_weight.tolist(), reverse=True)
+    assert state.assignment.shape == (len(state.log_weight), 6)
+    assert state.assignment.min() >= 0
+    assert state.assignment.max() < num_clusters
+    assert state.parent_of.shape == (num_beliefs,)
+    assert state.family.shape == state.log_weight.shape
+    assert all(getattr(state, item.name) is not None for item in fields(state) if item.name != "personal")
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_info_tells_the_rounds_stories(name: str) -> None:
+    with simulator() as engine:
+        before = run(method_of(name), engine, 1)
+        after, info, _ = one_round(method_of(name), engine, before)
+    assert float(info.log_weight.exp().sum()) == pytest.approx(1)
+    assert torch.equal(info.assignment[0], after.assignment[0])
+    assert info.parent.max() < len(before.log_weight)
+
+
+# --- who takes part ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_partial_participation(name: str) -> None:
+    with simulator(participation=Participation(0.6, dropout=0.3, straggling=0.3)) as engine:
+        method = method_of(name)
+        state = method.init(engine.begin(0))
+        for index in range(1, 7):
+            clients, before = engine.begin(index), state
+            state, info = method.round(state, clients)
+            gone = ~clients.present
+            assert state.models.is_finite()
+            assert torch.equal(state.assignment[0, gone], before.assignment[info.parent[0], gone])
+            if before.personal is not None:
+                assert torch.equal(state.personal[gone], before.personal[gone])
+        assert models_of_clients(state).isfinite().all()
+
+
+def assert_beliefs_kept(before: Hypotheses, after: Hypotheses, parents: Tensor) -> None:
+    """Every cluster of every hypothesis believes what it believed in its parent."""
+    for h in range(len(after.log_weight)):
+        own, old = after.models[after.model_of[h]], before.models[before.model_of[parents[h]]]
+        # Merging (consensus) inverts the precisions twice, which may change their last digit.
+        assert torch.allclose(own.mean, old.mean, rtol=1e-6, atol=1e-7)
+        assert torch.allclose(own.precision, old.precision, rtol=1e-5)
+    if before.personal is not None:
+        assert torch.equal(after.personal, before.personal)
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_a_round_whose_answers_are_all_late_leaves_the_beliefs(name: str) -> None:
+    with simulator() as engine:
+        before = run(method_of(name), engine, 2)
+    with simulator(participation=Participation(straggling=1.0)) as engine:
+        start = method_of(name).init(engine.begin(0))  # a warm-up, too, must do without anybody
+        assert start.models.is_finite()
+        after, info, clients = one_round(method_of(name), engine, before)
+        assert clients.work.late > 0
+        assert clients.work.trainings == 0
+    assert_beliefs_kept(before, after, info.parent)
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_a_round_whose_answers_are_all_rejected_leaves_the_beliefs(name: str) -> None:
+    with simulator(factory=linear) as engine:
+        before = run(method_of(name), engine, 2)
+    # Other labels than before, else a client whose examples are all explained has nothing to learn and answers well.
+    overflowing = from_arrays([(x * 1e38, (y + 1) % 3) for x, y, *_ in client_data()])
+    with simulator(overflowing, linear) as engine:
+        after, info, clients = one_round(method_of(name), engine, before)
+        assert clients.work.rejected == clients.work.trainings > 0
+    assert_beliefs_kept(before, after, info.parent)
+    assert after.log_weight.isfinite().all()
+
+
+# --- an empty cluster --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in METHOD_NAMES if n.startswith(("bcfl", "ifca"))])
+def test_an_empty_cluster_keeps_its_belief(name: str) -> None:
+    method = method_of(name, temperature="none")
+    with simulator(factory=linear) as engine:
+        state = run(method, engine, 2)
+        mean = state.models.mean.clone()
+        hopeless = state.model_of[:, 1]
+        mean[hopeless, : 4 * 3 + 3] = 1e3 * torch.randn(4 * 3 + 3)  # confident nonsense
+        state = replace(state, models=Gaussian(mean, state.models.precision))
+        after, info, _ = one_round(method, engine, state)
+    assert after.assignment[0].eq(0).all()
+    own, old = after.models[int(after.model_of[0, 1])], state.models[int(state.model_of[info.parent[0], 1])]
+    assert torch.equal(own.mean, old.mean)
+    assert torch.allclose(own.precision, old.precision, rtol=1e-6)
+    assert not torch.equal(after.models.mean[after.model_of[0, 0]], mean[state.model_of[info.parent[0], 0]])
+
+
+# --- one method as a special case of another ---------------------------------------------------------------------------
+
+
+def final(name: str, equal: bool = False, **options: Any) -> Hypotheses:
+    with simulator(tiny_federation(equal=equal)) as engine:
+        return run(method_of(name, **options), engine, 3)
+
+
+def test_ifca_with_one_cluster_is_fedavg() -> None:
+    one, average = final("ifca", num_clusters=1), final("fedavg")
+    assert torch.equal(one.models.mean, average.models.mean)
+    assert torch.equal(one.models.precision, average.models.precision)
+    assert torch.equal(one.assignment, average.assignment)
+
+
+def test_wecfl_with_one_cluster_is_fedavg() -> None:
+    assert torch.allclose(final("wecfl", num_clusters=1).models.mean, final("fedavg").models.mean, atol=1e-6)
+
+
+def test_fesem_with_one_cluster_is_fedavg_among_equal_clients() -> None:
+    one, average = final("fesem", True, num_clusters=1), final("fedavg", True)
+    assert torch.allclose(one.models.mean, average.models.mean, atol=1e-6)
+    one, average = final("fesem", num_clusters=1), final("fedavg")
+    assert not torch.allclose(one.models.mean, average.models.mean, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_clusters", [1, 2, 3])
+@pytest.mark.parametrize("name", ["bcfl-mh-1", "bcfl-c-1"])
+@pytest.mark.parametrize("suffix", ["", "-w"])
+def test_one_hypothesis_is_greedy(name: str, suffix: str, num_clusters: int) -> None:
+    for options in ({}, {"fusion": "exact", "forgetting": 0.3, "prior_precision": 0.5}, {"fusion": "product"}):
+        assert_same(*(final(n + suffix, num_clusters=num_clusters, **options) for n in (name, "bcfl-g")))
+
+
+def test_with_one_cluster_there_is_one_story() -> None:
+    greedy = final("bcfl-g", num_clusters=1)
+    for name in ("bcfl-c-2", "bcfl-mh-2"):
+        assert_same(final(name, num_clusters=1, initial="same"), greedy)
+
+
+def test_bcfl_without_curvature_of_the_prior_is_ifcas_association() -> None:
+    """The first round decides by the same scores of the same models."""
+    with simulator() as engine:
+        first = [one_round(m, engine, m.init(engine.begin(0)))[0] for m in (method_of("ifca"), method_of("bcfl-g"))]
+    assert torch.equal(first[0].assignment, first[1].assignment)
+
+
+@pytest.mark.parametrize("name", [n for n in METHOD_NAMES if n.endswith("-w")])
+def test_warm_up_changes_the_start_only(name: str) -> None:
+    warm, cold = method_of(name), method_of(name.removesuffix("-w"))
+    with simulator() as engine:
+        start = warm.init(engine.begin(0))
+        assert not torch.equal(start.models.mean, cold.init(engine.begin(0)).models.mean[: len(start.models)])
+        assert_same(advance(warm, engine, start, range(1, 4)), advance(cold, engine, start, range(1, 4)))
+
+
+# --- the prior acts ----------------------------------------------------------------------------------------------------
+
+STRENGTHS = [0.0, 0.1, 1.0, 10.0, 1e3, 1e6]
+
+
+def drifts(distances: list[float]) -> None:
+    assert all(stronger <= weaker * (1 + 1e-4) for weaker, stronger in pairwise(distances)), distances
+    assert distances[2] < 0.95 * distances[0], distances  # it acts long before it is overwhelming
+    assert distances[-1] < 1e-3 * distances[0], distances
+
+
+@pytest.mark.parametrize("name", ["fesem", "wecfl"])
+def test_the_proximal_term_holds_clients_at_their_centre(name: str) -> None:
+    distances = []
+    for strength in STRENGTHS:
+        method = method_of(name, proximal=strength, num_clusters=1)
+        with simulator(factory=linear) as engine:
+            before = method.init(engine.begin(0))
+            after, *_ = one_round(method, engine, before)
+            distances.append(float((after.models.mean - before.models.mean)[:, :15].norm()))
+    drifts(distances)
+
+
+def test_the_proximal_term_holds_fedamp_at_the_mixture() -> None:
+    with simulator(factory=linear) as engine:
+        before = run(method_of("fedamp", proximal=0.0), engine, 3)
+        mixture = (method_of("fedamp").attention_weights(before.models.mean[:, :15]).float() @ before.models.mean)[
+            :, :15
+        ]
+        distances = []
+        for strength in STRENGTHS:
+            after, *_ = one_round(method_of("fedamp", proximal=strength), engine, before)
+            distances.append(float((after.models.mean[:, :15] - mixture).norm()))
+    drifts(distances)
+
+
+def test_the_proximal_term_holds_fedsoft_at_its_centres() -> None:
+    with simulator(factory=linear) as engine:
+        before = run(method_of("fedsoft", proximal=0.0, selection=6), engine, 2)
+        clients, centres = engine.begin(1), before.models.mean
+        share = clients.share_explained(centres, 16).clamp(min=1e-4)
+        target = ((share / share.sum(1, keepdim=True)).float() @ centres)[:, :15]
+        distances = []
+        for strength in STRENGTHS:
+            after, *_ = one_round(method_of("fedsoft", proximal=strength, selection=6), engine, before)
+            distances.append(float((after.personal[:, :15] - target).norm()))
+    drifts(distances)
+
+
+@pytest.mark.parametrize("name", ["bp-fedavg", *(n for n in METHOD_NAMES if n.startswith("bcfl") and "w" not in n)])
+def test_the_prior_holds_the_posterior_at_its_mean(name: str) -> None:
+    method = method_of(name, forgetting=0.0, initial="same")
+    distances = []
+    with simulator(factory=linear) as engine:
+        start = method.init(engine.begin(0))
+        for strength in STRENGTHS:
+            precision = start.models.precision.clone()
+            precision[:, :15] = 30 * strength  # in units of a client's examples
+            before = replace(start, models=Gaussian(start.models.mean, precision))
+            after, info, _ = one_round(method, engine, before)
+            own = after.models.mean[after.model_of[0], :15]
+            distances.append(float((own - start.models.mean[start.model_of[0], :15]).norm()))
+    drifts(distances)
+
+
+# --- the registry ------------------------------------------------------------------------------------------------------
+
+
+def test_all_methods_of_the_paper_are_there() -> None:
+    paper = "bcfl-g bcfl-c-M bcfl-mh-M local fedavg bp-fedavg fedamp fesem wecfl fedsoft ifca"
+    assert list(METHODS) == paper.split()
+
+
+def test_names_set_the_options() -> None:
+    method = make_method("bcfl-mh-6-w", {"num_clusters": 5})
+    assert (method.strategy, method.max_hypotheses, method.warm_up_rounds, method.num_clusters) == ("multi", 6, 2, 5)
+    assert make_method("bcfl-c-3", {}).strategy == "consensus"
+    assert make_method("wecfl", {}).weighted
+    assert not make_method("fesem", {}).weighted
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fedavgg", "unknown method 'fedavgg'; did you mean 'fedavg'"),
+        ("bcfl-mh-M", "unknown method 'bcfl-mh-M'"),
+        ("bcfl-mh-0", "at least 1 hypothesis"),
+        ("fedavg-w", "unknown method"),
+        ("bcfl-g-2", "unknown method"),
+    ],
+)
+def test_unknown_names_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_method(name, {})
+
+
+def test_options_of_other_methods_are_left_aside_and_unknown_ones_refused() -> None:
+    assert make_method("fedavg", {"proximal": 3.0, "num_clusters": 2}) == make_method("fedavg", {})
+    with pytest.raises(ValueError, match="unknown method option 'proximall', allowed: .*proximal"):
+        make_method("fedavg", {"proximall": 3.0})
+    assert {"num_clusters", "fusion", "temperature", "initial", "proximal", "selection"} <= option_types().keys()
+    assert "strategy" not in option_types()  # the name says it
+
+
+def test_the_network_of_these_tests_has_every_part() -> None:
+    with simulator(factory=network) as engine:
+        clients = engine.begin(0)
+        assert clients.num_statistics == 16 + clients.num_parameters  # BatchNorm's, then the momentum

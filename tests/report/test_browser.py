@@ -1,0 +1,197 @@
+"""The page in a real browser: the system's Chromium, headless, driven by Playwright."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up_runs import write_run
+
+from bcfl.report.html import report
+from bcfl.report.reading import FAINTEST, accumulated_co_association, read_run, read_runs
+
+pytest.importorskip("plotly")
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync")  # fmt: skip
+DESKTOP = {"viewport": {"width": 1280, "height": 900}}
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
+
+
+@dataclass
+class Opened:
+    """A page in the browser, and what it did that it should not."""
+
+    page: Any
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
+    """Open a file and wait until all is drawn; at the end nothing may have been asked for or complained of."""
+    visits: list[Opened] = []
+
+    def open_page(path: Path, device: dict[str, Any] = DESKTOP, scheme: str = "light") -> Opened:
+        context = browser.new_context(color_scheme=scheme, **device)
+        opened = Opened(context.new_page())
+        visits.append(opened)
+        opened.page.on("request", lambda request: opened.requests.append(request.url))
+        opened.page.on("console", lambda message: opened.complaints.append(message.text))
+        opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+        opened.page.goto(path.as_uri())
+        wait_until_drawn(opened.page)
+        return opened
+
+    yield open_page
+    for opened in visits:
+        assert [url for url in opened.requests if not url.startswith("file:")] == []
+        assert opened.complaints == []
+        opened.page.context.close()
+
+
+def wait_until_drawn(page: Any) -> None:
+    page.wait_for_selector("body[data-drawn=yes]", timeout=90_000)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pages")
+    write_run(path / "runs" / "mh")
+    write_run(path / "runs" / "mh1", seed=1)
+    write_run(path / "runs" / "g", method="bcfl-g", hypotheses=1)
+    (path / "one.html").write_text(report([read_run(path / "runs" / "mh")]))
+    (path / "all.html").write_text(report(read_runs([path / "runs"])))
+    return path
+
+
+DRAWN = """() => [...document.querySelectorAll('[data-figure]')].filter(e => !e.closest('[hidden]')).map(e => ({
+    name: e.dataset.figure, width: e.getBoundingClientRect().width, height: e.getBoundingClientRect().height,
+    marks: e.querySelectorAll('.trace path, .bars path, .hm image, .graph line, line, circle').length}))"""
+
+
+RIGHT_EDGE = """() => Math.max(...[...document.querySelectorAll('main *')]
+    .filter(e => !e.closest('.scroll, pre, svg')).map(e => e.getBoundingClientRect().right))"""
+
+
+def assert_all_drawn(page: Any, names: set[str]) -> None:
+    drawn = page.evaluate(DRAWN)
+    assert {one["name"] for one in drawn} == names
+    for one in drawn:
+        assert one["marks"] > 0, f"{one['name']} is empty"
+        assert one["width"] > 200, one
+        assert one["height"] > 200, one
+
+
+DETAILS = ("graph", "association", "trellis", "certainty", "calibration", "client_accuracy", "labels", "work")
+ONE = {"accuracy", "macro_f1", *(f"{name}-0" for name in DETAILS)}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_every_plot_is_drawn(visit: Callable[..., Opened], folder: Path, device: dict[str, Any], scheme: str) -> None:
+    page = visit(folder / "one.html", device, scheme).page
+    assert_all_drawn(page, ONE)
+    widest = page.evaluate(RIGHT_EDGE)
+    assert widest <= device["viewport"]["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= device["viewport"]["width"]
+    brightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (np.mean(brightness) < 60) == (scheme == "dark")
+
+
+def test_slider_moves_the_heat_map(visit: Callable[..., Opened], folder: Path) -> None:
+    page = visit(folder / "one.html").page
+    run = read_run(folder / "runs" / "mh")
+    shown = "document.querySelector('[data-figure=association-0]').data[0].z"
+    heat = page.locator("[data-figure=association-0]")
+    last, picture = page.evaluate(shown), heat.screenshot()
+    np.testing.assert_allclose(np.array(last).T, run.marginals[-1][run.order], atol=5.1e-4)
+    slider = page.locator(".slider input")
+    slider.press("Home")
+    assert page.locator(".slider output").inner_text() == "round 1"
+    np.testing.assert_allclose(np.array(page.evaluate(shown)).T, run.marginals[0][run.order], atol=5.1e-4)
+    assert heat.screenshot() != picture
+    slider.press("ArrowRight")
+    np.testing.assert_allclose(np.array(page.evaluate(shown)).T, run.marginals[1][run.order], atol=5.1e-4)
+    page.locator(".slider button").click()
+    sync_api.expect(page.locator(".slider output")).to_have_text("round 8", timeout=30_000)
+    np.testing.assert_allclose(np.array(page.evaluate(shown)).T, run.marginals[-1][run.order], atol=5.1e-4)
+
+
+def test_line_widths_are_the_co_association(visit: Callable[..., Opened], folder: Path) -> None:
+    page = visit(folder / "one.html").page
+    expected = accumulated_co_association(read_run(folder / "runs" / "mh"))
+    lines = page.evaluate(
+        """() => [...document.querySelectorAll('.graph line')].map(l =>
+            [+l.dataset.a, +l.dataset.b, +l.getAttribute('stroke-width') / +l.ownerSVGElement.dataset.widest])"""
+    )
+    found = np.zeros_like(expected)
+    for a, b, width in lines:
+        found[a, b] = found[b, a] = width
+    np.fill_diagonal(expected, 0)
+    np.testing.assert_allclose(found, np.where(expected >= FAINTEST, expected, 0), atol=5.1e-5)
+
+
+def test_a_client_shows_its_own_lines(visit: Callable[..., Opened], folder: Path) -> None:
+    page = visit(folder / "one.html", PHONE).page
+    page.locator(".graph g.node").nth(3).tap()
+    assert page.locator(".told").inner_text().startswith("Client 3 was mostly with ")
+    bright = page.evaluate(
+        "[...document.querySelectorAll('.graph line:not(.dim)')].map(l => [l.dataset.a, l.dataset.b])"
+    )
+    assert bright
+    assert all("3" in ends for ends in bright)
+
+
+def test_chooser_shows_another_run(visit: Callable[..., Opened], folder: Path) -> None:
+    page = visit(folder / "all.html").page
+    overview = {"accuracy", "macro_f1", "accuracy_by_work"}
+    for index in ("0", "1"):
+        page.locator("#run").select_option(index)
+        wait_until_drawn(page)
+        label = page.locator("#run option:checked").inner_text()
+        own = [name for name in DETAILS if name != "trellis" or "mh" in label]
+        assert_all_drawn(page, overview | {f"{name}-{index}" for name in own})
+
+
+def test_dark_mode_changes_while_reading(visit: Callable[..., Opened], folder: Path) -> None:
+    page = visit(folder / "one.html").page
+    colour = "document.querySelector('[data-figure=accuracy] .js-line').style.stroke"
+    light = page.evaluate(colour)
+    page.emulate_media(color_scheme="dark")
+    deadline = time.monotonic() + 30
+    while page.evaluate(colour) == light and time.monotonic() < deadline:
+        time.sleep(0.05)  # Playwright's own waiting evaluates text, which the page's policy forbids
+    assert page.evaluate(colour) == "rgb(91, 176, 232)"
+
+
+def test_a_thousand_clients_do_not_freeze(
+    visit: Callable[..., Opened], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", clients=1000, rounds=30, hypotheses=6, clusters=4)
+    (tmp_path / "big.html").write_text(report([read_run(tmp_path / "run")]))
+    began = time.perf_counter()
+    page = visit(tmp_path / "big.html").page
+    with capsys.disabled():
+        print(f"\n1000 clients: all drawn {time.perf_counter() - began:.1f} s after opening")
+    assert_all_drawn(page, ONE)
+    assert page.locator(".graph line").count() == 2500
+    began = time.perf_counter()
+    page.locator(".slider input").press("Home")
+    assert page.locator(".slider output").inner_text() == "round 1"
+    assert time.perf_counter() - began < 10  # far above what it takes: only a freeze fails

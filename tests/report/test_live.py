@@ -1,0 +1,107 @@
+"""The live view against the real packages."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bcfl.cli import main
+from bcfl.experiment.config import Config, load_config
+from bcfl.report.live import LiveView, MLflow, live_view, numbers
+
+RUN = ["run", "--quiet", "--json", "--workers", "1", "--set", "experiment.rounds=3",
+       "--set", "data.partition='feature(4,2)'"]  # fmt: skip
+
+
+def log_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()][1:]
+
+
+def read_tensorboard(folder: Path) -> Any:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    events = accumulator(str(folder))
+    events.Reload()
+    return events
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within TensorBoard and protobuf
+def test_tensorboard_has_the_rounds(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run, logs = tmp_path / "run", tmp_path / "logs"
+    assert main([*RUN, "--out", str(run), "--tensorboard", str(logs)]) == 0
+    events, records = read_tensorboard(logs), log_of(run)
+    for tag, key in (("quality/accuracy", "accuracy"), ("association/changes", "changes"), ("association/ari", "ari")):
+        logged = events.Scalars(tag)
+        assert [event.step for event in logged] == [1, 2, 3]
+        assert [event.value for event in logged] == pytest.approx([record[key] for record in records], rel=1e-6)
+    assert [e.value for e in events.Scalars("work/local_steps")] == [r["work"]["local_steps"] for r in records]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_takes_back_what_a_resumed_run_repeats(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    config = load_config(None, ["experiment.rounds=3"])
+    for first, accuracy in ((1, 0.1), (2, 0.9)):  # stopped after round 2; resumed from the checkpoint of round 1
+        with live_view(tmp_path, None) as (view,):
+            play(view, config, range(first, 3), accuracy)
+    events = read_tensorboard(tmp_path).Scalars("quality/accuracy")
+    assert [(e.step, round(e.value, 3)) for e in events] == [(1, 0.1), (2, 0.9)]
+
+
+def play(view: LiveView, config: Config, rounds: range, accuracy: float) -> None:
+    view.started(config, None, rounds[0])  # type: ignore[arg-type]  # loggers do not look at the data
+    for index in rounds:
+        view.round_done({"round": index, "work": {"local_steps": 5}, "changes": 0, "accuracy": accuracy}, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore")  # within MLflow and SQLAlchemy
+def test_mlflow_has_the_rounds_and_goes_on_after_a_stop(tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    pytest.importorskip("sqlalchemy")
+    config = load_config(None, ["experiment.rounds=3"], seed=7)
+    folder = tmp_path / "mlflow"
+    with live_view(None, str(folder)) as (view,):
+        play(view, config, range(1, 3), 0.25)
+    client = tracking.MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    (experiment,) = [e for e in client.search_experiments() if e.name == MLflow.EXPERIMENT]
+    (stopped,) = client.search_runs([experiment.experiment_id])
+    assert stopped.info.status == "KILLED"
+    with live_view(None, str(folder)) as (view,):
+        play(view, config, range(3, 4), 0.75)
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "bcfl-mh-3-s7"
+    assert run.data.params["experiment.seed"] == "7"
+    history = client.get_metric_history(run.info.run_id, "quality/accuracy")
+    assert [(m.step, m.value) for m in history] == [(1, 0.25), (2, 0.25), (3, 0.75)]
+
+
+def test_numbers_leave_out_what_was_not_measured() -> None:
+    record = {"round": 1, "work": {"trainings": 4}, "changes": 2, "ari": None}
+    assert numbers(record, 1.5) == {"association/changes": 2, "work/trainings": 4, "work/seconds": 1.5}
+
+
+def test_a_complete_run_is_not_logged_again() -> None:
+    class Refuses:
+        def begin(self, config: Config, first_round: int) -> None:
+            raise AssertionError
+
+        def log(self, round_index: int, numbers: Any) -> None: ...
+
+        def close(self) -> None: ...
+
+    config = load_config(None, ["experiment.rounds=3"])
+    LiveView([Refuses()]).started(config, None, 4)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        LiveView([Refuses()]).started(config, None, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("option", "package"), [("--tensorboard", "tensorboard"), ("--mlflow", "mlflow")])
+def test_missing_extra_is_one_line(
+    tmp_path: Path, option: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main([*RUN, "--out", str(tmp_path / "run"), option, str(tmp_path / "logs")]) == 2
+    assert f"needs {package}, which is not installed: pip install 'bcfl[tracking]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,217 @@
+import json
+import re
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bcfl.cli import main
+from bcfl.experiment.config import parse_config
+from bcfl.report.html import report, to_toml
+from bcfl.report.reading import FAINTEST, accumulated_co_association, read_run, read_runs
+
+go = pytest.importorskip("plotly.graph_objects")
+
+MakeRun = Callable[..., Path]
+
+
+def figures_of(page: str) -> dict[str, Any]:
+    (text,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    figures: dict[str, Any] = json.loads(text)
+    return figures
+
+
+def with_colours(value: Any) -> Any:
+    """The figure with a real colour for each variable, as the browser puts in."""
+    if isinstance(value, str) and value.startswith("--"):
+        return "#123456"
+    if isinstance(value, list):
+        return [with_colours(one) for one in value]
+    if isinstance(value, dict):
+        return {key: with_colours(one) for key, one in value.items()}
+    return value
+
+
+def test_every_figure_is_valid_plotly(made_up: MakeRun) -> None:
+    figures = figures_of(report(read_runs([made_up("a"), made_up("b", method="bcfl-g", hypotheses=1)])))
+    names = {"accuracy", "macro_f1", "accuracy_by_work", "graph-0", "association-0", "trellis-0", "certainty-0",
+             "calibration-0", "client_accuracy-0", "labels-0", "work-0"}  # fmt: skip
+    assert names <= figures.keys()
+    assert "trellis-1" not in figures  # one hypothesis has no trellis
+    for name, figure in figures.items():
+        if not name.startswith("graph"):
+            figure = figure.get("figure", figure)
+            go.Figure(with_colours(figure))  # raises for any property that Plotly does not know
+
+
+def test_edges_are_the_accumulated_co_association(made_up: MakeRun) -> None:
+    path = made_up()
+    run = read_run(path)
+    graph, expected = figures_of(report([run]))["graph-0"], accumulated_co_association(run)
+    edges = {(graph["client"][a], graph["client"][b]): p for a, b, p in graph["edge"]}
+    for a in range(run.num_clients):
+        for b in range(a + 1, run.num_clients):
+            drawn = edges.get((a, b), edges.get((b, a), 0))
+            assert drawn == pytest.approx(expected[a, b] if expected[a, b] >= FAINTEST else 0, abs=5e-5)
+
+
+def test_heat_map_is_the_marginals_in_every_round(made_up: MakeRun) -> None:
+    run = read_run(made_up())
+    heat = figures_of(report([run]))["association-0"]
+    assert heat["rounds"] == list(range(1, 9))
+    clients = [int(label) for label in heat["figure"]["data"][0]["x"]]
+    for frame, expected in zip(heat["frames"], run.marginals, strict=True):
+        np.testing.assert_allclose(np.array(frame).T, expected[clients], atol=5.1e-4)
+    assert heat["figure"]["data"][0]["z"] == heat["frames"][-1]
+
+
+def test_curves_are_the_log(made_up: MakeRun) -> None:
+    path = made_up()
+    records = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()][1:]
+    figures = figures_of(report([read_run(path)]))
+    for key in ("accuracy", "macro_f1"):
+        (line,) = figures[key]["data"]
+        assert line["x"] == [r["round"] for r in records]
+        assert line["y"] == pytest.approx([r[key] for r in records], abs=5e-5)
+    down, up, steps, scored = figures["work-0"]["data"]
+    for trace, key in ((down, "parameters_down"), (up, "parameters_up"), (steps, "local_steps"),
+                       (scored, "scored_examples")):  # fmt: skip
+        assert trace["y"] == [0] + [r["work"][key] for r in records]
+    moved = figures["certainty-0"]["data"][2]
+    assert moved["y"] == [r["changes"] for r in records]
+    dots = figures["client_accuracy-0"]["data"][0]
+    assert dots["y"] == pytest.approx([records[-1]["client_accuracy"][int(c)] for c in dots["x"]], abs=5e-5)
+    reliability = figures["calibration-0"]["data"][1]
+    count, confidence, correct = np.array(records[-1]["calibration"]).T
+    assert reliability["x"] == pytest.approx(confidence / count, abs=5e-5)
+    assert reliability["y"] == pytest.approx(correct / count, abs=5e-5)
+
+
+def test_labels_are_shares_of_the_manifest(made_up: MakeRun) -> None:
+    run = read_run(made_up())
+    held = np.array(run.manifest["train_labels"], dtype=float)
+    (trace,) = figures_of(report([run]))["labels-0"]["data"]
+    clients = [int(label) for label in trace["x"]]
+    np.testing.assert_allclose(np.array(trace["z"]).T, (held / held.sum(1, keepdims=True))[clients], atol=5.1e-4)
+
+
+def test_bands_are_one_deviation_over_seeds(made_up: MakeRun) -> None:
+    runs = read_runs([made_up(f"s{seed}", seed=seed) for seed in range(3)])
+    band, line = figures_of(report(runs))["accuracy"]["data"]
+    values = np.array([[r["accuracy"] for r in run.rounds] for run in runs])
+    assert line["y"] == pytest.approx(values.mean(0), abs=5e-5)
+    outline = [*(values.mean(0) + values.std(0, ddof=1)), *(values.mean(0) - values.std(0, ddof=1))[::-1]]
+    assert band["y"] == pytest.approx(outline, abs=1e-4)
+
+
+def test_methods_are_compared_at_equal_work(made_up: MakeRun) -> None:
+    runs = read_runs([made_up("a"), made_up("b", method="bcfl-g", hypotheses=1)])
+    traces = figures_of(report(runs))["accuracy_by_work"]["data"]
+    for trace, run in zip(traces, runs, strict=True):
+        assert trace["x"] == np.cumsum([r["work"]["local_steps"] for r in run.rounds]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("clients", "rounds"), [(40, 100), (1000, 100)], ids=["100 rounds × 40 clients", "1000 clients"]
+)
+def test_size_and_time(made_up: MakeRun, clients: int, rounds: int, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made_up(clients=clients, rounds=rounds, hypotheses=6, clusters=4)
+    began = time.perf_counter()
+    page = report(read_runs([path])).encode()
+    seconds = time.perf_counter() - began
+    with capsys.disabled():
+        print(
+            f"\nreport of {clients} clients, {rounds} rounds, 6 hypotheses: {seconds:.1f} s, {len(page) / 1e6:.2f} MB"
+        )
+    assert len(page) < 8e6
+    assert seconds < 60  # far above what it takes: only a freeze fails
+
+
+def test_sixteen_methods_still_fit(made_up: MakeRun) -> None:
+    paths = [
+        made_up(f"m{i}", clients=40, rounds=60, hypotheses=2, overrides=(f"training.local_steps={i}",))
+        for i in range(1, 19)
+    ]
+    page = report(read_runs(paths))
+    assert len(page.encode()) < 8e6
+    assert "The first 16 methods are offered" in page
+
+
+def test_nothing_on_the_page_points_outside(made_up: MakeRun) -> None:
+    from plotly.offline import get_plotlyjs
+
+    page = report([read_run(made_up())]).replace(get_plotlyjs(), "")
+    assert not re.search(r"(src|href)\s*=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", page)
+    assert "default-src 'none'" in page
+
+
+def test_foreign_words_cannot_become_markup(made_up: MakeRun) -> None:
+    path = made_up()
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["dataset"] = "</script><img src=x onerror=alert(1)>"
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert "<img" not in report([read_run(path)])
+
+
+def test_unfinished_runs_are_shown_as_far_as_they_are(made_up: MakeRun) -> None:
+    path = made_up(complete=False)
+    for name, kept in {"rounds": 4, "associations": 3, "timings": 3}.items():
+        lines = (path / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (path / f"{name}.jsonl").write_text("".join(lines[:kept]))
+    page = report([read_run(path)])
+    assert "3 of 8 rounds" in page
+    assert figures_of(page)["accuracy"]["data"][0]["x"] == [1, 2, 3]
+    for name in ("rounds", "associations", "timings"):
+        (path / f"{name}.jsonl").unlink()
+    assert "No round is finished yet" in report([read_run(path)])
+
+
+def test_without_groups_and_without_test_data(made_up: MakeRun) -> None:
+    path = made_up(grouped=False)
+    records = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    measured = ("accuracy", "macro_f1", "nll", "ece", "client_accuracy", "calibration")
+    kept = [{key: value for key, value in r.items() if key not in measured} for r in records]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+    page = report([read_run(path)])
+    assert {"graph-0", "association-0", "labels-0"} <= figures_of(page).keys()
+    assert not {"accuracy", "calibration-0"} & figures_of(page).keys()
+    assert "colours are the final clusters" in page
+
+
+def test_one_model_for_all_has_nothing_to_associate(made_up: MakeRun) -> None:
+    run = read_run(made_up(method="fedavg", hypotheses=1, clusters=1))
+    page = report([run])
+    assert not {"graph-0", "association-0", "trellis-0"} & figures_of(page).keys()
+    assert "nothing to associate" in page
+
+
+def test_settings_on_the_page_repeat_the_run(real_run: Path) -> None:
+    config = json.loads((real_run / "config.json").read_text())
+    again = parse_config(tomllib.loads(to_toml(config)))
+    assert again.identity() == parse_config(config).identity()
+
+
+def test_command_writes_the_page(real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "page.html"
+    assert main(["report", str(real_run), "--out", str(out)]) == 0
+    assert str(out) in capsys.readouterr().out
+    assert out.read_text().startswith("<!doctype html>")
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("report", "figures", "table"):
+        assert main([command, str(tmp_path)]) == 2
+        assert (
+            capsys.readouterr().err
+            == f"bcfl: {tmp_path} is not a run folder (it has no config.json and manifest.json)\n"
+        )
+
+
+def test_missing_extra_is_named(made_up: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs plotly.*pip install 'bcfl\[report\]'"):
+        report([read_run(made_up())])

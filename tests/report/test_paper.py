@@ -1,0 +1,77 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bcfl.cli import main
+from bcfl.report.reading import client_graph, group_runs, read_run, read_runs
+
+pytest.importorskip("matplotlib")
+
+from bcfl.report import paper
+
+MakeRun = Callable[..., Path]
+FIRST_BYTES = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+def test_every_figure_in_every_format(made_up: MakeRun, tmp_path: Path) -> None:
+    out = tmp_path / "figures"
+    assert main(["figures", str(made_up()), "--out", str(out)]) == 0
+    names = {"learning", *paper.DETAILS}
+    assert {path.name for path in out.iterdir()} == {f"{name}.{kind}" for name in names for kind in FIRST_BYTES}
+    assert all(path.read_bytes().startswith(FIRST_BYTES[path.suffix[1:]]) for path in out.iterdir())
+
+
+def test_several_methods_have_files_of_their_own(
+    made_up: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paper, "DETAILS", {"graph": paper.graph, "trellis": paper.descent})
+    runs = read_runs([made_up("a"), made_up("b", method="bcfl-g", hypotheses=1)])
+    names = {path.name for path in paper.save_figures(runs, tmp_path / "figures", ["svg"])}
+    assert {"learning.svg", "graph-bcfl-mh-3.svg", "trellis-bcfl-mh-3.svg", "graph-bcfl-g.svg"} <= names
+    assert "trellis-bcfl-g.svg" not in names
+
+
+def test_edge_widths_are_the_co_association(made_up: MakeRun) -> None:
+    run = read_run(made_up())
+    figure = paper.graph(run)
+    assert figure is not None
+    (lines,) = [c for c in figure.axes[0].collections if hasattr(c, "get_segments")]
+    assert lines.get_linewidths() == pytest.approx(client_graph(run).strength * paper.WIDEST_EDGE)
+
+
+def test_heat_maps_are_the_marginals(made_up: MakeRun) -> None:
+    run = read_run(made_up())
+    figure = paper.association(run)
+    assert figure is not None
+    images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    for image, round_index in ((images[0], 0), (images[-1], -1)):
+        np.testing.assert_allclose(np.array(image).T, run.marginals[round_index][run.order])
+
+
+def test_curves_are_the_log(made_up: MakeRun) -> None:
+    run = read_run(made_up())
+    figure = paper.learning(group_runs([run]))
+    for axes, key in zip(figure.axes, ("accuracy", "macro_f1"), strict=True):
+        assert axes.lines[0].get_ydata() == pytest.approx([record[key] for record in run.rounds])
+
+
+def test_the_same_figure_is_the_same_file(made_up: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "DETAILS", {"graph": paper.graph})
+    run = read_run(made_up())
+    for name in ("a", "b"):
+        paper.save_figures([run], tmp_path / name, ["svg"])
+    assert (tmp_path / "a" / "graph.svg").read_bytes() == (tmp_path / "b" / "graph.svg").read_bytes()
+
+
+def test_unknown_format_is_refused(made_up: MakeRun, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--formats must be some of png, svg, pdf, got 'gif'"):
+        paper.save_figures([read_run(made_up())], tmp_path, ["gif"])
+
+
+def test_nothing_to_draw_is_said(made_up: MakeRun, tmp_path: Path) -> None:
+    path = made_up()
+    (path / "rounds.jsonl").unlink()
+    with pytest.raises(ValueError, match="no round is finished"):
+        paper.save_figures([read_run(path)], tmp_path, ["png"])

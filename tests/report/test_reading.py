@@ -1,0 +1,202 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bcfl.association import co_association
+from bcfl.experiment.run import load_result
+from bcfl.report.reading import (
+    FAINTEST,
+    accumulated_co_association,
+    client_graph,
+    columns,
+    group_runs,
+    read_run,
+    read_runs,
+    spread,
+    trellis,
+)
+
+MakeRun = Callable[..., Path]
+
+
+def brute_force_co_association(path: Path) -> np.ndarray:
+    """Pair by pair from the log's own lines, sharing nothing with the code under test."""
+    lines = [json.loads(line) for line in (path / "associations.jsonl").read_text().splitlines()]
+    clients = len(lines[0]["assignment"][0])
+    shared = np.zeros((clients, clients))
+    for line in lines:
+        for log_weight, row in zip(line["log_weight"], line["assignment"], strict=True):
+            for a in range(clients):
+                for b in range(clients):
+                    shared[a, b] += np.exp(log_weight) * (row[a] == row[b] and row[a] >= 0)
+    return shared / len(lines)
+
+
+def test_accumulated_co_association_is_that_of_the_log(made_up: MakeRun) -> None:
+    path = made_up()
+    assert accumulated_co_association(read_run(path)) == pytest.approx(brute_force_co_association(path))
+
+
+def test_unassigned_clients_share_nothing(made_up: MakeRun) -> None:
+    path = made_up()
+    lines = [json.loads(line) for line in (path / "associations.jsonl").read_text().splitlines()]
+    for row in lines[0]["assignment"]:
+        row[0] = row[1] = -1
+    (path / "associations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_run(path)
+    assert accumulated_co_association(run) == pytest.approx(brute_force_co_association(path))
+    assert run.marginals[0, 0].sum() == 0
+    assert run.marginals[1:, 0].sum(-1) == pytest.approx(1)
+
+
+def test_last_round_agrees_with_the_result_of_the_run(real_run: Path) -> None:
+    result, run = load_result(real_run), read_run(real_run)
+    assert run.marginals[-1] == pytest.approx(result.probability.numpy())
+    assert run.entropy[-1] == pytest.approx(result.entropy.numpy())
+    assert result.info is not None
+    expected = co_association(result.info.assignment, result.info.log_weight)
+    assert result.co_association.numpy() == pytest.approx(expected.numpy())
+    assert run.last("accuracy") == result.accuracy
+    assert int(run.work("local_steps").sum()) == result.summary()["work"]["local_steps"]
+
+
+def test_clusters_keep_their_number_when_a_round_renames_them(made_up: MakeRun) -> None:
+    path = made_up(rounds=3)
+    group = np.array(json.loads((path / "manifest.json").read_text())["group"])
+    names = ([2, 0, 1], [1, 2, 0], [0, 2, 1])  # the same grouping under other numbers in every round and hypothesis
+    lines = []
+    for index in range(3):
+        rows = [np.roll(names[index], h)[group].tolist() for h in range(3)]
+        lines.append({"round": index + 1, "parent": [0, 1, 2], "log_weight": np.log([0.5, 0.3, 0.2]).tolist(),
+                      "assignment": rows})  # fmt: skip
+    (path / "associations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_run(path)
+    certain = np.eye(3)[np.array(names[2])[group]]
+    assert run.marginals == pytest.approx(np.stack([certain] * 3))
+    assert run.entropy == pytest.approx(0)
+
+
+def hand_made_tree(made_up: MakeRun) -> Path:
+    path = made_up(rounds=4, hypotheses=3)
+    parents = ([0, 1, 2], [1, 1, 0], [2, 0, 0], [0, 0, 1])
+    lines = [json.loads(line) for line in (path / "associations.jsonl").read_text().splitlines()]
+    for line, parent in zip(lines, parents, strict=True):
+        line["parent"] = parent
+    (path / "associations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_trellis_by_hand(made_up: MakeRun) -> None:
+    tree = trellis(read_run(hand_made_tree(made_up)))
+    # Nodes 0–2 are round 1, 3–5 round 2, 6–8 round 3, 9–11 round 4.
+    assert tree.edges.tolist() == [[1, 3], [1, 4], [0, 5], [5, 6], [3, 7], [3, 8], [6, 9], [6, 10], [7, 11]]
+    assert np.flatnonzero(tree.on_best_line).tolist() == [0, 5, 6, 9]
+    assert np.flatnonzero(tree.pruned).tolist() == [2, 4, 8]
+    assert tree.round.tolist() == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
+
+
+def test_long_trellis_skips_rounds_but_not_descent(made_up: MakeRun) -> None:
+    tree = trellis(read_run(hand_made_tree(made_up)), most_rounds=2)
+    assert tree.round.tolist() == [1] * 3 + [4] * 3
+    assert tree.edges.tolist() == [[0, 3], [0, 4], [1, 5]]
+
+
+def test_graph_holds_every_visible_edge(made_up: MakeRun) -> None:
+    path = made_up()
+    graph, expected = client_graph(read_run(path)), brute_force_co_association(path)
+    found = np.zeros_like(expected)
+    for (a, b), p in zip(graph.edges, graph.strength, strict=True):
+        found[graph.client[a], graph.client[b]] = found[graph.client[b], graph.client[a]] = p
+    np.fill_diagonal(expected, 0)
+    assert found == pytest.approx(np.where(expected >= FAINTEST, expected, 0))
+    assert graph.dropped == 0
+
+
+def test_graph_places_those_who_are_together_near(made_up: MakeRun) -> None:
+    graph = client_graph(read_run(made_up(rounds=40)))
+    distance = np.linalg.norm(graph.place[:, None] - graph.place, axis=-1)
+    same = graph.colour_of[:, None] == graph.colour_of
+    assert distance[same].max() < distance[~same].min()
+    assert np.linalg.norm(graph.place, axis=1).max() == pytest.approx(1)
+
+
+def test_many_clients_are_thinned(made_up: MakeRun) -> None:
+    run = read_run(made_up(clients=1000, rounds=3, clusters=4))
+    lines = columns(run)
+    assert len(lines.members) <= 170
+    assert sorted(np.concatenate(lines.members).tolist()) == list(range(1000))
+    assert all(len(set(run.colour_of[m].tolist())) == 1 for m in lines.members)
+    graph = client_graph(run)
+    assert len(graph.client) == 200
+    assert len(graph.edges) == 2500
+    assert graph.dropped > 0
+    kept = set(map(tuple, graph.client[graph.edges].tolist()))
+    strongest_left_out = max(
+        p
+        for (a, b), p in np.ndenumerate(np.triu(accumulated_co_association(run, graph.client), 1))
+        if p and (graph.client[a], graph.client[b]) not in kept
+    )
+    assert graph.strength.min() >= strongest_left_out - 1e-12
+
+
+def test_half_written_line_does_not_count(made_up: MakeRun) -> None:
+    path = made_up(complete=False)
+    text = (path / "rounds.jsonl").read_text()
+    (path / "rounds.jsonl").write_text(text[:-30])
+    run = read_run(path)
+    assert len(run.rounds) == len(run.stories) == len(run.seconds) == 7
+    assert not run.complete
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, made_up: MakeRun) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        read_runs([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="not a run folder"):
+        read_runs([tmp_path])
+    path = made_up()
+    (path / "associations.jsonl").write_text("{broken\n")
+    with pytest.raises(ValueError, match=r"associations\.jsonl is damaged"):
+        read_runs([path])
+    (path / "config.json").write_text('{"method": {"name": "bcfl-g", "nonsense": 1}}')
+    with pytest.raises(ValueError, match="nonsense"):
+        read_runs([path])
+
+
+def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path, made_up: MakeRun) -> None:
+    for seed in (0, 1):
+        made_up(f"s{seed}", seed=seed)
+    assert [run.seed for run in read_runs([tmp_path, tmp_path / "s1"])] == [0, 1]
+
+
+def test_runs_are_averaged_only_over_seeds(made_up: MakeRun) -> None:
+    paths = [
+        made_up("a", seed=0),
+        made_up("b", seed=1),
+        made_up("c", seed=0, overrides=("training.local_steps=5",)),
+        made_up("d", method="fedavg", hypotheses=1),
+    ]
+    groups = group_runs(read_runs(paths))
+    assert [len(group.runs) for group in groups] == [2, 1, 1]
+    assert [group.label for group in groups] == [
+        "bcfl-mh-3, local_steps 10", "bcfl-mh-3, local_steps 5", "fedavg, local_steps 10"
+    ]  # fmt: skip
+
+
+def test_band_is_mean_and_deviation_at_common_rounds(made_up: MakeRun) -> None:
+    runs = read_runs([made_up("a", seed=0), made_up("b", seed=1)])
+    (group,) = group_runs(runs)
+    runs[1].rounds.pop()
+    rounds, mean, deviation = group.band(lambda run: run.curve("accuracy"))
+    assert rounds.tolist() == list(range(1, 8))
+    first, second = (run.rounds[2]["accuracy"] for run in runs)
+    assert mean[2] == pytest.approx((first + second) / 2)
+    assert deviation[2] == pytest.approx(abs(first - second) / np.sqrt(2))
+
+
+def test_spread_keeps_both_ends() -> None:
+    assert spread(5, 10).tolist() == [0, 1, 2, 3, 4]
+    assert spread(100, 4).tolist() == [0, 33, 66, 99]
+    assert spread(1, 4).tolist() == [0]

@@ -1,0 +1,65 @@
+import csv
+import io
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bcfl.cli import main
+from bcfl.report.reading import group_runs, read_runs
+from bcfl.report.tables import FORMATS, comma_separated, latex, markdown
+
+MakeRun = Callable[..., Path]
+
+
+def two_methods(made_up: MakeRun) -> list[Path]:
+    return [
+        made_up("a0", seed=0),
+        made_up("a1", seed=1),
+        made_up("b0", method="bcfl-g", hypotheses=1),
+    ]
+
+
+def test_csv_holds_means_and_deviations_in_full(made_up: MakeRun) -> None:
+    runs = read_runs(two_methods(made_up))
+    first, second = csv.DictReader(io.StringIO(comma_separated(group_runs(runs))))
+    accuracy = [run.rounds[-1]["accuracy"] for run in runs]
+    assert float(first["accuracy_mean"]) == statistics.fmean(accuracy[:2])
+    assert float(first["accuracy_sd"]) == statistics.stdev(accuracy[:2])
+    assert first["seeds"] == "2"
+    assert second["method"] == "bcfl-g"
+    assert float(second["accuracy_mean"]) == accuracy[2]
+    assert float(second["accuracy_sd"]) == 0
+    steps = sum(record["work"]["local_steps"] for record in runs[2].rounds)
+    assert float(second["local_steps_mean"]) == steps
+
+
+def test_markdown_rows_align_with_the_head(made_up: MakeRun) -> None:
+    groups = group_runs(read_runs(two_methods(made_up)))
+    head, rule, *rows = markdown(groups).splitlines()
+    assert len(rows) == 2
+    assert {line.count("|") for line in (head, rule, *rows)} == {head.count("|")}
+    mean = statistics.fmean(run.rounds[-1]["accuracy"] for run in groups[0].runs)
+    assert f"{mean:.3f} ± " in rows[0]
+    assert "±" not in rows[1]  # one seed has no deviation
+
+
+def test_latex_is_a_booktabs_table_with_escaped_names(made_up: MakeRun) -> None:
+    paths = [*two_methods(made_up), made_up("c", overrides=("training.local_steps=3",))]
+    text = latex(group_runs(read_runs(paths)))
+    assert r"local\_steps 3" in text
+    body = text.split("\\midrule\n")[1].split("\\bottomrule")[0].splitlines()
+    columns = text.split("{l")[1].split("}")[0].count("r") + 1
+    assert {line.replace(r"\&", "").count("&") + 1 for line in body} == {columns}
+
+
+def test_agreement_is_left_out_where_no_groups_are_known(made_up: MakeRun) -> None:
+    assert "agreement" not in markdown(group_runs(read_runs([made_up(grouped=False)])))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_command_prints_the_table(made_up: MakeRun, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made_up()
+    assert main(["table", str(path), "--format", form]) == 0
+    assert capsys.readouterr().out == FORMATS[form](group_runs(read_runs([path])))

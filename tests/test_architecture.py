@@ -1,0 +1,150 @@
+"""The shape of the package: imports point one way, heavy libraries stay where they belong and come late."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bcfl
+
+ROOT = Path(bcfl.__file__).parent
+MATHS = {"association", "evidence", "gaussian", "racing", "randomness"}
+CONTRACT = MATHS | {"federation"}
+LEARNING = CONTRACT | {"data", "local", "models"}
+RUNNING = LEARNING | {"engines", "experiment", "methods"}
+
+# What each part of the package may import of the others: the arrows of the design, from the ground up.
+ALLOWED: dict[str, set[str]] = {
+    "randomness": set(),
+    "gaussian": set(),
+    "association": set(),
+    "racing": {"association"},
+    "evidence": {"gaussian"},
+    "conceptual": {"association", "gaussian"},
+    "federation": {"gaussian"},
+    "models": {"randomness"},
+    "local": {"gaussian", "models"},
+    "data": {"randomness"},
+    "methods": CONTRACT,  # never engines, data, local, models or experiment: they meet in federation
+    "engines": LEARNING,  # never methods or experiment
+    "experiment": RUNNING,
+    "report": RUNNING,
+    "deploy": RUNNING,
+    "flower_app": RUNNING | {"deploy"},
+    "door": RUNNING,
+    "commands": RUNNING | {"deploy", "door", "report"},
+    "cli": {"commands"},
+    "__main__": {"cli"},
+    "__init__": {"door", "experiment"},  # for type checkers, and by name when first asked for
+}
+
+# Which parts may import a library, the others never.
+ONLY_IN = {
+    "flwr": ("engines/flower", "flower_app", "deploy"),
+    "matplotlib": ("report",),
+    "plotly": ("report",),
+    "rich": ("cli", "commands", "report"),
+    "sklearn": ("data", "experiment", "methods"),
+    "datasets": ("data",),
+}
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The full names of all that a file imports, wherever in it the import stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where they point"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    own = part_of(path)
+    assert own in ALLOWED, f"say in ALLOWED what {own} may import"
+    for name in imports_of(path):
+        package, _, rest = name.partition(".")
+        part = rest.partition(".")[0]
+        if package == "bcfl" and part not in (own, "__version__"):
+            assert part in ALLOWED[own], f"{path.relative_to(ROOT)} must not import bcfl.{part}"
+
+
+def test_the_arrows_have_no_circle() -> None:
+    """A part never reaches itself through others, so there is an order in which each can be understood."""
+    reached: dict[str, set[str]] = {part: set() for part in ALLOWED}
+    for path in modules():
+        own = part_of(path)
+        parts = {name.split(".")[1] for name in imports_of(path) if name.startswith("bcfl.")}
+        reached[own] |= parts - {own, "__version__"}
+    ready: set[str] = set()
+    while waiting := reached.keys() - ready:
+        free = {part for part in waiting if reached[part] <= ready}
+        assert free, f"these import each other in a circle: {sorted(waiting)}"
+        ready |= free
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_libraries_stay_where_they_belong(library: str) -> None:
+    for path in modules():
+        if any(name.partition(".")[0] == library for name in imports_of(path)):
+            place = path.relative_to(ROOT).as_posix()
+            assert place.startswith(ONLY_IN[library]), f"{place} must not import {library}"
+
+
+def test_plotting_libraries_are_imported_only_when_something_is_drawn() -> None:
+    for path in modules():
+        for node in _always_imported(ast.parse(path.read_text()).body):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            for name in names:
+                assert name.partition(".")[0] not in ("matplotlib", "plotly"), f"{path.name} imports {name} at once"
+
+
+def _always_imported(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that run with the module: at its top level, except those for type checkers."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield from _always_imported([*node.body, *node.orelse])
+        elif isinstance(node, ast.Try):
+            yield from _always_imported(node.body)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import bcfl; bcfl.__version__",
+        "from bcfl.cli import build_parser; build_parser().format_help()",
+        "from bcfl.cli import main; main(['--version'])",
+        "import sys; from bcfl.cli import main; sys.argv = ['bcfl']; main([])",
+    ],
+)
+def test_help_does_not_wait_for_heavy_libraries(code: str) -> None:
+    heavy = {"torch", "numpy", "scipy", "sklearn", "rich", "flwr", "matplotlib", "plotly"}
+    check = f"{code}\nimport sys\nfound = {heavy!r} & sys.modules.keys()\nassert not found, found"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_bcfl_help_does_not_import_torch(arguments: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", "-c", "from bcfl.cli import main; main()", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "usage: bcfl" in done.stdout
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "bcfl" in imported
+    assert not imported & {"torch", "numpy", "rich"}

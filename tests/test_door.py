@@ -1,0 +1,257 @@
+"""The Python door: any clients, any model, one call."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import bcfl
+from bcfl.experiment.run import RunStoppedError
+from bcfl.experiment.store import RunFolder
+from bcfl.local import Training
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def rows(kind: int, seed: int, size: int) -> tuple[Tensor, Tensor]:
+    """Points of the plane; what is class 1 for one kind of clients is class 0 for the other."""
+    x = torch.randn(size, 2, generator=torch.Generator().manual_seed(seed))
+    return x, ((x[:, 0] > 0) == (kind == 0)).long()
+
+
+def federation(num_clients: int = 6, size: int = 40) -> list[tuple[Tensor, ...]]:
+    """Clients of two kinds in turn, with test data."""
+    return [(*rows(j % 2, j, size), *rows(j % 2, 100 + j, 20)) for j in range(num_clients)]
+
+
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+QUICK: dict[str, Any] = {"rounds": 3, "num_clusters": 2, "num_workers": 1}
+
+
+@pytest.fixture(scope="module")
+def result() -> bcfl.Result:
+    return bcfl.train(small_net, federation(), method="bcfl-mh-3", rounds=15, num_clusters=2)
+
+
+def same_models(a: bcfl.Result, b: bcfl.Result) -> bool:
+    return torch.equal(a.state.models.mean, b.state.models.mean) and a.summary() == b.summary()
+
+
+def test_the_lines_of_the_readme_do_what_they_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not README.exists():
+        pytest.skip("there is no README.md")
+    block = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        exec(compile(block[1], "README.md", "exec"), names)
+    assert len([line for line in block[1].splitlines() if line.strip()]) <= 12
+    result: bcfl.Result = names["result"]
+    first, second = set(result.assignment[:5].tolist()), set(result.assignment[5:].tolist())
+    assert len(first) == len(second) == 1  # the two kinds of clients are told apart
+    assert first != second
+    assert capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_clusters_are_found_and_their_models_work(result: bcfl.Result) -> None:
+    assert result.assignment.tolist() in ([0, 1] * 3, [1, 0] * 3)
+    assert result.accuracy is not None
+    assert result.accuracy > 0.9
+    for client, (_, _, x, y) in enumerate(federation()):
+        predictor = result.predictor(client)
+        assert not predictor.training
+        assert float((predictor(x).argmax(1) == y).double().mean()) == pytest.approx(
+            result.history[-1]["client_accuracy"][client]
+        )
+        model = result.models[int(result.assignment[client])]
+        assert torch.equal(model(x), predictor(x))
+        assert not model(x).requires_grad
+
+
+def test_probabilities_say_how_sure_it_is(result: bcfl.Result) -> None:
+    assert result.probability.shape == (6, 2)
+    assert torch.allclose(result.probability.sum(1), torch.ones(6, dtype=torch.float64))
+    assert torch.equal(result.probability.argmax(1), result.assignment)
+    together = result.co_association
+    assert torch.equal(together, together.T)
+    assert torch.allclose(together.diagonal(), torch.ones(6, dtype=torch.float64))
+    assert ((together >= 0) & (together <= 1 + 1e-12)).all()
+    assert float(together[0, 2]) > float(together[0, 1])  # clients 0 and 2 are of one kind
+    assert result.entropy.shape == (6,)
+    assert ((result.entropy >= 0) & (result.entropy <= np.log(2) + 1e-12)).all()
+
+
+def test_history_and_summary_tell_what_happened(result: bcfl.Result) -> None:
+    assert [record["round"] for record in result.history] == list(range(16))
+    assert len(result.models) == 2
+    summary = result.summary()
+    assert (summary["method"], summary["seed"], summary["rounds"]) == ("bcfl-mh-3", 0, 15)
+    assert summary["accuracy"] == result.accuracy
+    assert summary["ari"] is None  # nobody said what the true groups are
+    assert summary["work"]["trainings"] == sum(record["work"]["trainings"] for record in result.history) > 0
+    assert result.path is None
+
+
+class Items(Dataset):  # type: ignore[type-arg]
+    """A Dataset as people write them: single examples, labels as plain numbers."""
+
+    def __init__(self, x: Tensor, y: Tensor):
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.x[index], int(self.y[index])
+
+
+def as_arrays(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor) -> Any:
+    return x.numpy(), y.numpy(), x_test.double().numpy(), y_test.int().numpy()
+
+
+def as_mapping(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor) -> Any:
+    return {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
+
+
+def as_datasets(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor) -> Any:
+    return TensorDataset(x, y), Items(x_test, y_test)
+
+
+@pytest.mark.parametrize("form", [as_arrays, as_mapping, as_datasets])
+def test_every_form_of_client_is_the_same_client(form: Any) -> None:
+    expected = bcfl.train(small_net, federation(), **QUICK)
+    assert same_models(bcfl.train(small_net, [form(*client) for client in federation()], **QUICK), expected)
+
+
+@pytest.mark.parametrize("form", [lambda x, y: (x, y), lambda x, y: {"x": x, "y": y}, Items])
+def test_without_test_data_there_is_no_accuracy(form: Any) -> None:
+    with_tests = bcfl.train(small_net, federation(), **QUICK)
+    without = bcfl.train(small_net, [form(*client[:2]) for client in federation()], **QUICK)
+    assert without.accuracy is None
+    assert {without.summary()[key] for key in ("macro_f1", "nll", "ece")} == {None}
+    assert torch.equal(without.state.models.mean, with_tests.state.models.mean)
+
+
+def test_some_clients_may_have_test_data_and_others_none() -> None:
+    clients = [client if j % 2 else client[:2] for j, client in enumerate(federation())]
+    result = bcfl.train(small_net, clients, **QUICK)
+    assert result.accuracy is not None
+    assert [accuracy is None for accuracy in result.history[-1]["client_accuracy"]] == [True, False] * 3
+
+
+def test_true_groups_are_compared_where_they_are_known() -> None:
+    clients = [{**as_mapping(*client), "group": j % 2} for j, client in enumerate(federation())]
+    result = bcfl.train(small_net, clients, method="bcfl-g-w", rounds=4, num_clusters=2)
+    assert result.group is not None
+    assert result.group.tolist() == [0, 1] * 3
+    assert result.summary()["ari"] == 1.0
+
+
+def test_any_callable_is_a_model() -> None:
+    width = 8
+    result = bcfl.train(
+        lambda: nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 2)), federation(), **QUICK
+    )
+    assert same_models(result, bcfl.train(small_net, federation(), **QUICK))
+
+
+def test_the_number_of_workers_changes_nothing() -> None:
+    settings = {**QUICK, "method": "bcfl-mh-3-w"}
+    one, three = (bcfl.train(small_net, federation(), **{**settings, "num_workers": n}) for n in (1, 3))
+    assert same_models(one, three)
+
+
+def test_the_callers_own_random_numbers_are_left_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    bcfl.train(small_net, federation(), **QUICK)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_kept_run_is_read_back(tmp_path: Path) -> None:
+    result = bcfl.train(small_net, federation(), out=tmp_path / "run", **QUICK)
+    again = bcfl.load(tmp_path / "run", small_net)
+    assert same_models(result, again)
+    assert result.path == again.path == tmp_path / "run"
+    assert torch.equal(result.probability, again.probability)
+    assert result.history == again.history
+    x = torch.randn(3, 2)
+    assert torch.equal(result.predictor(1)(x), again.predictor(1)(x))
+    with pytest.raises(ValueError, match=r"model\.factory was given in Python and must be given there again"):
+        bcfl.load(str(tmp_path / "run"))
+
+
+def test_a_kept_run_is_never_written_over(tmp_path: Path) -> None:
+    bcfl.train(small_net, federation(), out=tmp_path / "run", **QUICK)
+    with pytest.raises(ValueError, match="already holds this run, complete"):
+        bcfl.train(small_net, federation(), out=tmp_path / "run", **QUICK)
+    with pytest.raises(ValueError, match="already holds something else"):
+        bcfl.train(small_net, federation(), out=str(tmp_path / "run"), seed=1, **QUICK)
+
+
+def test_an_unfinished_run_goes_on_in_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    expected = bcfl.train(small_net, federation(), **QUICK)
+    with pytest.MonkeyPatch.context() as patch:
+        save, calls = RunFolder.save_checkpoint, iter(range(100))
+
+        def full(folder: RunFolder, checkpoint: Any) -> None:
+            if next(calls) == 2:
+                raise OSError(28, "No space left on device")
+            save(folder, checkpoint)
+
+        patch.setattr(RunFolder, "save_checkpoint", full)
+        with pytest.raises(RunStoppedError, match=re.escape(f"continue it with bcfl.train(…, out={str(path)!r})")):
+            bcfl.train(small_net, federation(), out=path, **QUICK)
+    with pytest.raises(ValueError, match="already holds something else"):  # other settings are another run
+        bcfl.train(small_net, federation(), out=path, **{**QUICK, "rounds": 4})
+    with pytest.raises(ValueError, match="split differs from its manifest: num_clients"):
+        bcfl.train(small_net, federation(7), out=path, **QUICK)
+    with pytest.raises(ValueError, match="the model has 12 numbers"):
+        bcfl.train(lambda: nn.Linear(2, 2), federation(), out=path, **QUICK)
+    assert same_models(bcfl.train(small_net, federation(), out=path, **QUICK), expected)
+    assert same_models(bcfl.load(path, small_net), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_clusters": 7}, "there are only 6 clients"),
+        ({"num_cluster": 2}, "did you mean method.num_clusters"),
+        ({"method": "bcfl-mh"}, "unknown method 'bcfl-mh'"),
+        ({"rounds": 0}, "experiment.rounds must be ≥ 1"),
+        ({"training": Training(learning_rate=-1.0)}, "training.learning_rate must be > 0"),
+    ],
+)
+def test_settings_are_checked_like_everywhere(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        bcfl.train(small_net, federation(), out=tmp_path / "run", **{**QUICK, **changes})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_model_raises_reaches_its_author() -> None:
+    def broken() -> nn.Module:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        bcfl.train(broken, federation(), **QUICK)
+
+
+def test_training_is_set_in_python() -> None:
+    result = bcfl.train(small_net, federation(), training=Training(local_steps=1, momentum_state="client"), **QUICK)
+    assert result.config.training.local_steps == 1
+    assert result.summary()["work"]["local_steps"] == result.summary()["work"]["trainings"]

@@ -1,0 +1,212 @@
+"""A module as one vector, and the models of the paper."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bcfl.models import MODELS, FlatModel, SeededDropout, build, look_up
+from bcfl.randomness import generator
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(4 * 9, 2)
+    )
+
+
+def images(num_images: int = 6) -> Tensor:
+    return torch.randn(num_images, 3, 5, 5, generator=generator(0, "images"))
+
+
+def test_vector_holds_parameters_then_statistics() -> None:
+    module = build(convolutional, 0)
+    conv, norm, last = module[0], module[1], module[5]
+    expected = [
+        conv.weight.permute(0, 2, 3, 1), conv.bias, norm.weight, norm.bias, last.weight, last.bias,
+        norm.running_mean, norm.running_var,
+    ]  # fmt: skip
+    expected = torch.cat([tensor.detach().clone().flatten() for tensor in expected])
+    model = FlatModel(module)
+    assert torch.equal(model.vector, expected)
+    assert model.num_statistics == 8
+    assert model.num_parameters == len(expected) - 8
+    assert model.num_last_layer == 4 * 9 * 2 + 2
+
+
+def test_module_computes_the_same_after_it_is_flattened() -> None:
+    module, again = build(convolutional, 0).eval(), build(convolutional, 0).eval()
+    assert torch.allclose(FlatModel(again).module(images()), module(images()), atol=1e-6)
+
+
+def test_load_makes_the_module_another_and_back() -> None:
+    first, second = FlatModel(build(convolutional, 0)), FlatModel(build(convolutional, 1))
+    first.module.eval()
+    second.module.eval()
+    before, vector = first.module(images()), first.vector.clone()
+    first.load(second.vector)
+    assert torch.equal(first.module(images()), second.module(images()))
+    assert not torch.allclose(first.module(images()), before)
+    first.load(torch.cat([vector, torch.ones(7)]))  # what follows, such as carried momentum, is not the module's
+    assert torch.equal(first.module(images()), before)
+
+
+def test_training_moves_the_vector_and_counters_start_afresh() -> None:
+    model = FlatModel(build(convolutional, 0))
+    before = model.vector.clone()
+    model.module.train()
+    model.seed(generator(0))
+    model.module(images())
+    assert torch.equal(model.vector[: model.num_parameters], before[: model.num_parameters])
+    assert not torch.equal(model.vector[model.num_parameters :], before[model.num_parameters :])  # running statistics
+    assert int(model.module[1].num_batches_tracked) == 1
+    model.load(before)
+    assert int(model.module[1].num_batches_tracked) == 0
+
+
+def test_gradients_are_views_of_one_vector() -> None:
+    model = FlatModel(build(convolutional, 0).eval())
+    plain = build(convolutional, 0).eval()
+    labels = torch.tensor([0, 1, 0, 1, 0, 1])
+    F.cross_entropy(model.module(images()), labels).backward()
+    F.cross_entropy(plain(images()), labels).backward()
+    views = model.parameter_views(model.gradient)
+    for (name, own), (_, expected) in zip(model.module.named_parameters(), plain.named_parameters(), strict=True):
+        assert own.grad is not None
+        assert own.grad.data_ptr() == views[name].data_ptr()
+        assert torch.allclose(views[name], expected.grad, atol=1e-6), name
+    model.gradient.zero_()
+    assert not any(p.grad.any() for p in model.module.parameters())
+
+
+def test_convolution_weights_lie_channels_last() -> None:
+    weight = FlatModel(build(convolutional, 0)).module[0].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_dropout_draws_from_the_stream_it_is_given() -> None:
+    model = FlatModel(build(convolutional, 0))
+    model.module.train()
+    global_state = torch.get_rng_state()
+
+    def forward(seed: int) -> Tensor:
+        model.seed(generator(seed))
+        return model.module(images())
+
+    assert torch.equal(forward(1), forward(1))
+    assert not torch.equal(forward(1), forward(2))
+    assert torch.equal(torch.get_rng_state(), global_state)
+
+
+def test_dropout_keeps_the_mean_and_rests_in_evaluation() -> None:
+    dropout = SeededDropout(0.3)
+    dropout.generator = generator(0)
+    x = torch.ones(200_000)
+    dropped = dropout(x)
+    assert dropped.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert float(dropped.mean()) == pytest.approx(1, abs=0.01)
+    assert torch.equal(dropout.eval()(x), x)
+
+
+def test_a_dropout_layer_used_twice_is_seeded_in_both_places() -> None:
+    shared = nn.Dropout(0.5)
+    model = FlatModel(nn.Sequential(nn.Linear(4, 4), shared, nn.Linear(4, 4), shared))
+    assert [type(child) for child in model.module] == [nn.Linear, SeededDropout, nn.Linear, SeededDropout]
+
+
+class Tied(nn.Module):
+    """An encoder whose weights are its decoder's as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(4, 4)
+        self.middle = nn.Linear(4, 4)
+        self.decode = nn.Linear(4, 4)
+        self.decode.weight = self.encode.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(self.middle(self.encode(x)).relu())
+
+
+def test_tied_parameters_stand_once_and_stay_tied() -> None:
+    model = FlatModel(build(Tied, 0))
+    assert model.num_parameters == 2 * 16 + 3 * 4
+    assert model.num_last_layer == 4  # the decoder's bias: its weight already stands with the encoder
+    model.load(torch.arange(model.num_parameters, dtype=torch.float32))
+    assert model.module.decode.weight is model.module.encode.weight
+    assert torch.equal(model.module.decode.weight.detach().flatten(), torch.arange(16.0))
+    x = torch.randn(3, 4, generator=generator(0))
+    plain = build(Tied, 0)
+    plain.load_state_dict(model.module.state_dict())
+    model.module(x).square().sum().backward()
+    plain(x).square().sum().backward()
+    assert torch.allclose(model.gradient[:16].view(4, 4), plain.encode.weight.grad)  # the sum over both uses
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.ReLU(), "no parameters"),
+        (nn.Linear(2, 2).double(), "float32"),
+        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).double()), "float32"),
+    ],
+)
+def test_modules_that_cannot_be_flattened_are_refused(module: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FlatModel(module)
+
+
+def test_a_statistic_that_is_not_finite_is_refused() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    with pytest.raises(ValueError, match="finite"):
+        FlatModel(module)
+
+
+def test_build_is_a_function_of_its_path_and_leaves_the_global_generator() -> None:
+    before = torch.get_rng_state()
+    vectors = [FlatModel(build(convolutional, *path)).vector for path in ((0, 1, 2), (0, 1, 2), (0, 2, 1), (1, 1, 2))]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(vectors[0], vectors[1])
+    assert not torch.equal(vectors[0], vectors[2])
+    assert not torch.equal(vectors[0], vectors[3])
+
+
+def test_build_refuses_what_is_not_a_module() -> None:
+    with pytest.raises(ValueError, match=r"torch\.nn\.Module, got int"):
+        build(lambda: 3, 0)  # type: ignore[arg-type, return-value]
+
+
+# Parameters by hand: convolutions out·(in·k² + 1), linear layers out·(in + 1), BatchNorm 2 per channel.
+SIZES = {
+    "mlp": ((1, 8, 8), 10, 32 * 65 + 10 * 33, 0, 10 * 33),
+    "fashion_cnn": ((1, 28, 28), 10, 16 * 26 + 32 + 32 * 401 + 64 + 10 * 1569, 2 * 48, 10 * 1569),
+    "cifar_cnn": ((3, 32, 32), 10, 6 * 76 + 16 * 151 + 120 * 401 + 84 * 121 + 10 * 85, 0, 10 * 85),
+    "digits_five_cnn": (
+        (3, 28, 28),
+        10,
+        64 * 76 + 64 * 1601 + 128 * 1601 + 3072 * 6273 + 2048 * 3073 + 10 * 2049 + 2 * (64 + 64 + 128 + 3072 + 2048),
+        2 * (64 + 64 + 128 + 3072 + 2048),
+        10 * 2049,
+    ),
+    "amazon_mlp": ((5000,), 2, 1000 * 5001 + 500 * 1001 + 100 * 501 + 2 * 101, 0, 2 * 101),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_the_paper(name: str) -> None:
+    shape, num_classes, num_parameters, num_statistics, num_last_layer = SIZES[name]
+    model = FlatModel(build(look_up(name), 0))
+    assert (model.num_parameters, model.num_statistics) == (num_parameters, num_statistics)
+    assert model.num_last_layer == num_last_layer
+    with torch.inference_mode():
+        assert model.module.eval()(torch.zeros(2, *shape)).shape == (2, num_classes)
+
+
+def test_digits_five_has_about_26_million_parameters() -> None:
+    assert SIZES["digits_five_cnn"][2] == pytest.approx(26e6, rel=0.01)
+
+
+def test_an_unknown_model_is_named_with_its_near_match() -> None:
+    with pytest.raises(ValueError, match="unknown model 'fashion_cn'; did you mean 'fashion_cnn'"):
+        look_up("fashion_cn")
