@@ -1,4 +1,4 @@
-"""One thread for all tests: they are small, and several of them may run side by side. Also puts this folder on the path."""
+"""One thread for all tests: they are small, and several may run side by side. Puts this folder on the path as well."""
 
 import torch
 

@@ -46,7 +46,6 @@ ONLY_IN = {
     "flwr": ("engines/flower", "flower_app", "deploy"),
     "matplotlib": ("report",),
     "plotly": ("report",),
-    "rich": ("cli", "commands", "report"),
     "sklearn": ("data", "experiment", "methods"),
     "datasets": ("data",),
 }

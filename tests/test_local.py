@@ -50,7 +50,7 @@ def objective_minimum(prior: Gaussian, examples: Examples) -> Tensor:
     return torch.from_numpy(found.x)
 
 
-# --- the posterior's mean ----------------------------------------------------------------------------------------------
+# --- the posterior's mean ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -127,7 +127,7 @@ def test_the_result_is_a_function_of_the_arguments() -> None:
     assert not torch.equal(first.mean, start)
 
 
-# --- momentum ----------------------------------------------------------------------------------------------------------
+# --- momentum ---------------------------------------------------------------------------------------------------------
 
 
 def reference_sgd(vector: Tensor, examples: Examples, training: Training, num_rounds: int, fresh: bool) -> Tensor:
@@ -167,7 +167,7 @@ def test_momentum_is_that_of_torch(state: str) -> None:
     assert torch.allclose(vector[:num], expected, atol=1e-6)
 
 
-# --- the posterior's precision -----------------------------------------------------------------------------------------
+# --- the posterior's precision ----------------------------------------------------------------------------------------
 
 
 def per_example_loop(model: FlatModel, vector: Tensor, examples: Examples) -> Tensor:
@@ -299,7 +299,7 @@ def test_statistics_are_averaged_by_examples_when_posteriors_are_fused() -> None
             assert torch.allclose(fold.result().mean[split:], expected, atol=1e-6)
 
 
-# --- batches -----------------------------------------------------------------------------------------------------------
+# --- batches ----------------------------------------------------------------------------------------------------------
 
 
 def test_batches_pass_over_all_examples_before_any_comes_again() -> None:
@@ -315,7 +315,7 @@ def test_a_client_smaller_than_a_batch_gives_all_it_has() -> None:
     assert all(sorted(rows.tolist()) == [0, 1, 2] for rows in taken)
 
 
-# --- scores and evaluation ---------------------------------------------------------------------------------------------
+# --- scores and evaluation --------------------------------------------------------------------------------------------
 
 
 def test_scores_are_log_likelihoods_in_evaluation_mode() -> None:
@@ -396,7 +396,7 @@ def test_evaluation_by_hand() -> None:
     assert torch.allclose(found.calibration, table, atol=1e-4)
 
 
-# --- whether a model fits the data -------------------------------------------------------------------------------------
+# --- whether a model fits the data ------------------------------------------------------------------------------------
 
 
 def test_check_model_tells_classes_and_global_draws() -> None:

@@ -2,9 +2,10 @@
 
 Keys `data.*`, `model.*`, `method.*`, `training.*`, `experiment.*` are those of a bcfl configuration, `deploy.*` are the
 terms of the federation. A node's own configuration says which client it is (`partition-id`) and perhaps where its data
-come from (`data-factory`).
+come from (`data-factory`) and how they are protected (`privacy-noise` and others, see `bcfl.engines.flower.privacy`).
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,8 +22,10 @@ from bcfl import local
 from bcfl.data.partition import FederatedData
 from bcfl.engines.client import LocalClient
 from bcfl.engines.flower import FlowerEngine, Respondent, Terms
+from bcfl.engines.flower.privacy import Ledger, privacy_from, spent
 from bcfl.experiment.config import Config, apply_override, parse_config, parse_section
-from bcfl.experiment.run import import_object, load_data, model_factory, pose, run_on
+from bcfl.experiment.run import Split, import_object, load_data, model_factory, pose, run_on
+from bcfl.experiment.store import RunFolder
 from bcfl.local import Examples
 from bcfl.models import FlatModel, build
 
@@ -68,7 +71,26 @@ def serve(grid: Grid, context: Context) -> None:
     )
     split = RemoteSplit(terms.num_clients, f"{terms.num_clients} remote clients", engine.group)
     known = {"num_clients": terms.num_clients, "group": None if split.group is None else split.group.tolist()}
-    run_on(engine, config, pose(config, split, engine.factory), out, known)
+    run_on(engine, config, pose(config, split, engine.factory), out, known, [PrivacyReport(engine, out)])
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """privacy.json in the run's folder: the (ε, δ) that each client that protects its data has spent so far."""
+
+    engine: FlowerEngine
+    folder: Path
+
+    def started(self, config: Config, data: Split, first_round: int) -> None:
+        pass
+
+    def round_done(self, record: dict[str, Any], seconds: float) -> None:
+        if self.engine.privacy:
+            reports = {
+                str(client): {"epsilon": spent(releases, delta), "delta": delta, "releases": sum(releases.values())}
+                for client, (releases, delta) in sorted(self.engine.privacy.items())
+            }
+            RunFolder(self.folder).write("privacy.json", reports)
 
 
 @client.query("describe")
@@ -113,7 +135,10 @@ def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tupl
     model = FlatModel(build(model_factory(config), config.experiment.seed, "probe"))
     num_classes, draws_globally = local.check_model(model, train, data.num_classes)
     who = LocalClient(index, train, test, config.training, config.experiment.seed, draws_globally)
-    return Respondent(who, model, num_classes, None if data.group is None else int(data.group[own]))
+    group = None if data.group is None else int(data.group[own])
+    # Beside Flower's own files of this node, so that it outlives runs.
+    ledger = Ledger(Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / f"privacy-client-{index}.json")
+    return Respondent(who, model, num_classes, group, privacy_from(node), ledger)
 
 
 def client_data(config: Config, index: int, factory: object) -> tuple[FederatedData, int]:

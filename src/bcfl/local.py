@@ -235,11 +235,13 @@ def check_model(model: FlatModel, examples: Examples, num_classes: int) -> tuple
     try:
         with torch.no_grad():
             output = model.module(x)
-    except (RuntimeError, ValueError) as error:
-        shape = tuple(x.shape[1:])
-        raise ValueError(f"model does not accept inputs of shape {shape}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a user's model may raise anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"model does not accept inputs of shape {tuple(x.shape[1:])}: {reason}") from error
     drawn = not torch.equal(before, torch.get_rng_state())
     torch.set_rng_state(before)
+    if not isinstance(output, Tensor):
+        raise ValueError(f"model must return a tensor of (example, class) scores, it returned {type(output).__name__}")
     if output.dim() != 2 or output.shape[0] != len(x) or output.shape[1] < num_classes:
         raise ValueError(f"model must return (example, class) scores with at least {num_classes} classes, "
                          f"as the labels need; it returned {tuple(output.shape)} for {len(x)} examples")  # fmt: skip

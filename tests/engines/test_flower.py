@@ -1,6 +1,7 @@
 """The unchanged Flower apps on an in-process grid: the simulator's numbers, and rounds that survive bad answers."""
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from inprocess_grid import FIRST_NODE, InProcessGrid, federate, flat, run_server, settings
 
+from bcfl.engines.flower.privacy import spent
 from bcfl.engines.flower.records import FLOAT, read_array
 from bcfl.experiment.config import Config, parse_config
 from bcfl.experiment.result import Result
@@ -415,3 +417,45 @@ def test_the_run_configuration_keeps_what_flower_cannot_hold() -> None:
     config = config_of()
     again, terms, out = read_run_config(flat(config, num_clients=7, out="somewhere"))
     assert (again, terms.num_clients, out) == (config, 7, Path("somewhere"))
+
+
+# ---- clients that protect their data ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bcfl-mh-3", "bcfl-g", "fedsoft"])
+def test_clients_that_blur_what_they_say_report_what_they_spent(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dp_accounting")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    config = config_of(name, 2)
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    for context in list(grid.contexts.values())[:2]:
+        context.node_config |= {"privacy-noise": 50.0, "privacy-clip": 1e-3}
+    run_server(grid, run_config)
+    spent_by = RunFolder.open(tmp_path / "run").read("privacy.json")
+    assert spent_by.keys() == {"0", "1"}
+    for client, report in spent_by.items():
+        assert 0 < report["epsilon"] < 10
+        assert report["delta"] == 1e-5
+        ledger = json.loads((tmp_path / "flwr" / f"privacy-client-{client}.json").read_text())
+        assert report["releases"] == ledger["50.0"]
+    tested = load_result(tmp_path / "run").history[-1]["client_accuracy"]
+    assert [one is None for one in tested] == [True, True, False, False]
+
+
+def test_a_client_whose_budget_is_spent_says_no_more_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("dp_accounting")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    config = config_of("fedavg", 3)
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    one = {"privacy-noise": 50.0, "privacy-max-epsilon": 1.1 * spent({50.0: 1}, 1e-5)}
+    grid.contexts[FIRST_NODE].node_config |= one
+    run_server(grid, run_config)
+    trainings = [record["work"]["trainings"] for record in load_result(tmp_path / "run").history]
+    assert trainings == [0, 4, 3, 3]
+    assert "round 2, train.fit, client 0: failed: the privacy budget" in caplog.text

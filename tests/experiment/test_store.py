@@ -105,7 +105,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, personal: bool) -> No
 def test_kept_momentum_comes_back_in_its_order(tmp_path: Path) -> None:
     """A client may go on with the latest momentum that it kept: the order is part of the state."""
     folder = RunFolder.create(tmp_path / "run", CONFIG)
-    beliefs = [3, 12, 2, 100, 11]  # neither sorted as numbers nor as texts
+    beliefs = [3, 12, 2, 100, 11, 0, 1, 4, 5, 6, 7, 8]  # neither sorted as numbers nor as texts, and more than ten
     momentum = {client: {belief: torch.randn(4) for belief in beliefs} for client in (10, 9, 0)}
     folder.save_checkpoint(Checkpoint(1, state(1), momentum))
     restored = folder.restore()

@@ -16,7 +16,7 @@ SIZES = [10.0, 20.0, 40.0]
 STARTS = torch.tensor([[[0.0, 0.0], [8.0, 8.0]]], dtype=torch.float64)
 
 
-# --- FedAMP ------------------------------------------------------------------------------------------------------------
+# --- FedAMP -----------------------------------------------------------------------------------------------------------
 
 
 def test_attention_by_distance() -> None:
@@ -67,7 +67,7 @@ def test_fedamp_minimises_loss_plus_distance_to_the_mixture(proximal: float) -> 
     assert torch.equal(models[own], state.models.mean)  # a client's own model is what is tested
 
 
-# --- FedSoft -----------------------------------------------------------------------------------------------------------
+# --- FedSoft ----------------------------------------------------------------------------------------------------------
 
 SHARES = torch.tensor([[1.0, 0.0], [0.25, 0.75], [0.5, 0.5]], dtype=torch.float64)
 

@@ -1,6 +1,7 @@
 """BCFL against its oracle on conjugate clients, and its rules by hand."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from bcfl.gaussian import Gaussian, fuse, merge
 from bcfl.methods.bcfl import BCFL
 from bcfl.randomness import generator
 
-# --- the oracle --------------------------------------------------------------------------------------------------------
+# --- the oracle -------------------------------------------------------------------------------------------------------
 
 PRECISION = 0.7
 EXACT = {
@@ -115,7 +116,7 @@ def test_evidence_by_many_points_comes_near_the_exact_evidence() -> None:
     assert by_points < 0.02 < at_mean
 
 
-# --- one round by hand -------------------------------------------------------------------------------------------------
+# --- one round by hand ------------------------------------------------------------------------------------------------
 
 TARGETS = torch.tensor([[0.0, 1.0], [0.0, 2.0], [9.0, 0.0]], dtype=torch.float64)
 SIZES = [10.0, 30.0, 20.0]
@@ -209,10 +210,15 @@ def test_cluster_size_limits_hold_for_the_greedy_strategy_too() -> None:
 
 def test_absent_clients_stay_where_their_story_had_them() -> None:
     method = BCFL(2, "multi", 4, initial="same")
-    before, _ = method.round(method.init(tiny()), tiny())
+    state, _ = method.round(method.init(tiny()), tiny())
+    assignment = state.assignment.clone()
+    assignment[:, 1] = torch.tensor([0, 1, 0, 1])  # the stories disagree about the client that will be absent
+    before = replace(state, assignment=assignment, log_weight=torch.full((4,), 0.25, dtype=torch.float64).log())
     clients = tiny(absent=frozenset({1}), round=2)
     after, info = method.round(before, clients)
-    assert torch.equal(after.assignment[:, 1], before.assignment[info.parent, 1])
+    assert len(info.parent.unique()) > 1
+    assert torch.equal(after.assignment[:, 1], assignment[info.parent, 1])
+    assert torch.equal(after.assignment, info.assignment)
     assert all(client != 1 for _, client in clients.fitted)
 
 
@@ -249,7 +255,7 @@ def test_work_is_shared_exactly() -> None:
     """From one start, M stories differ by single clients: far fewer trainings than M·C, and none done twice."""
     clients = tiny()
     method = BCFL(2, "multi", 3, initial="same")
-    state, info = method.round(method.init(clients), clients)
+    _, info = method.round(method.init(clients), clients)
     assert len(clients.fitted) == len(set(clients.fitted))
     needed = {(c, j) for row in info.assignment.tolist() for j, c in enumerate(row)}
     assert set(clients.fitted) == needed
@@ -281,7 +287,7 @@ def test_bcfl_g_needs_one_exchange_and_sends_no_scores() -> None:
     assert clients.work.scalars_up == 6  # each client's choice
 
 
-# --- families ----------------------------------------------------------------------------------------------------------
+# --- families ---------------------------------------------------------------------------------------------------------
 
 
 def family_branch(k: int, family: list[int] | None, margin: float) -> tuple[list[int], list[float]]:

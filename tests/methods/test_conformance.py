@@ -51,7 +51,7 @@ def models_of_clients(state: Hypotheses) -> Tensor:
     return models[own]
 
 
-# --- repetition --------------------------------------------------------------------------------------------------------
+# --- repetition -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -90,7 +90,7 @@ def test_a_round_leaves_the_state_before_it_as_it_was(name: str) -> None:
     assert all(torch.equal(values, before[key]) for key, values in state_tensors(state).items())
 
 
-# --- order -------------------------------------------------------------------------------------------------------------
+# --- order ------------------------------------------------------------------------------------------------------------
 
 FULL_BATCH = Training(local_steps=4, batch_size=1000)  # so that chance decides only the order of sums
 ORDER = [3, 0, 5, 1, 4, 2]
@@ -111,7 +111,7 @@ def test_permuted_clients_give_permuted_results(name: str) -> None:
     assert len(models_of_clients(own).unique(dim=0)) > 1 or name == "fedavg"
 
 
-# --- states ------------------------------------------------------------------------------------------------------------
+# --- states -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -142,7 +142,7 @@ def test_info_tells_the_rounds_stories(name: str) -> None:
     assert info.parent.max() < len(before.log_weight)
 
 
-# --- who takes part ----------------------------------------------------------------------------------------------------
+# --- who takes part ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -198,7 +198,7 @@ def test_a_round_whose_answers_are_all_rejected_leaves_the_beliefs(name: str) ->
     assert after.log_weight.isfinite().all()
 
 
-# --- an empty cluster --------------------------------------------------------------------------------------------------
+# --- an empty cluster -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [n for n in METHOD_NAMES if n.startswith(("bcfl", "ifca"))])
@@ -218,7 +218,7 @@ def test_an_empty_cluster_keeps_its_belief(name: str) -> None:
     assert not torch.equal(after.models.mean[after.model_of[0, 0]], mean[state.model_of[info.parent[0], 0]])
 
 
-# --- one method as a special case of another ---------------------------------------------------------------------------
+# --- one method as a special case of another --------------------------------------------------------------------------
 
 
 def final(name: str, equal: bool = False, **options: Any) -> Hypotheses:
@@ -274,7 +274,7 @@ def test_warm_up_changes_the_start_only(name: str) -> None:
         assert_same(advance(warm, engine, start, range(1, 4)), advance(cold, engine, start, range(1, 4)))
 
 
-# --- the prior acts ----------------------------------------------------------------------------------------------------
+# --- the prior acts ---------------------------------------------------------------------------------------------------
 
 STRENGTHS = [0.0, 0.1, 1.0, 10.0, 1e3, 1e6]
 
@@ -333,13 +333,13 @@ def test_the_prior_holds_the_posterior_at_its_mean(name: str) -> None:
             precision = start.models.precision.clone()
             precision[:, :15] = 30 * strength  # in units of a client's examples
             before = replace(start, models=Gaussian(start.models.mean, precision))
-            after, info, _ = one_round(method, engine, before)
+            after, *_ = one_round(method, engine, before)
             own = after.models.mean[after.model_of[0], :15]
             distances.append(float((own - start.models.mean[start.model_of[0], :15]).norm()))
     drifts(distances)
 
 
-# --- the registry ------------------------------------------------------------------------------------------------------
+# --- the registry -----------------------------------------------------------------------------------------------------
 
 
 def test_all_methods_of_the_paper_are_there() -> None:
@@ -372,7 +372,7 @@ def test_unknown_names_are_refused(name: str, message: str) -> None:
 
 def test_options_of_other_methods_are_left_aside_and_unknown_ones_refused() -> None:
     assert make_method("fedavg", {"proximal": 3.0, "num_clusters": 2}) == make_method("fedavg", {})
-    with pytest.raises(ValueError, match="unknown method option 'proximall', allowed: .*proximal"):
+    with pytest.raises(ValueError, match=r"unknown method option 'proximall', allowed: .*proximal"):
         make_method("fedavg", {"proximall": 3.0})
     assert {"num_clusters", "fusion", "temperature", "initial", "proximal", "selection"} <= option_types().keys()
     assert "strategy" not in option_types()  # the name says it

@@ -99,7 +99,7 @@ def assert_all_drawn(page: Any, names: set[str]) -> None:
 
 
 DETAILS = ("graph", "association", "trellis", "certainty", "calibration", "client_accuracy", "labels", "work")
-ONE = {"accuracy", "macro_f1", *(f"{name}-0" for name in DETAILS)}
+ONE = {"accuracy", "macro_f1", "agreement", *(f"{name}-0" for name in DETAILS)}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -160,13 +160,27 @@ def test_a_client_shows_its_own_lines(visit: Callable[..., Opened], folder: Path
 
 def test_chooser_shows_another_run(visit: Callable[..., Opened], folder: Path) -> None:
     page = visit(folder / "all.html").page
-    overview = {"accuracy", "macro_f1", "accuracy_by_work"}
+    overview = {"accuracy", "macro_f1", "agreement", "accuracy_by_work"}
     for index in ("0", "1"):
         page.locator("#run").select_option(index)
         wait_until_drawn(page)
         label = page.locator("#run option:checked").inner_text()
         own = [name for name in DETAILS if name != "trellis" or "mh" in label]
         assert_all_drawn(page, overview | {f"{name}-{index}" for name in own})
+
+
+def test_turning_the_phone_draws_anew(visit: Callable[..., Opened], folder: Path) -> None:
+    page = visit(folder / "one.html", PHONE).page
+    bars = page.locator("[data-figure=association-0] .cbbg")
+    plot = page.locator("[data-figure=association-0] .nsewdrag")
+    page.set_viewport_size({"width": 844, "height": 390})
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.wait_for_timeout(1000)
+    assert bars.count() == 1
+    assert plot.bounding_box()["width"] > 250  # not squeezed by what is left of another colour bar
+    page.locator(".slider input").press("Home")
+    assert page.locator(".slider output").inner_text() == "round 1"
 
 
 def test_dark_mode_changes_while_reading(visit: Callable[..., Opened], folder: Path) -> None:

@@ -73,8 +73,8 @@ def test_curves_are_the_log(made_up: MakeRun) -> None:
     path = made_up()
     records = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()][1:]
     figures = figures_of(report([read_run(path)]))
-    for key in ("accuracy", "macro_f1"):
-        (line,) = figures[key]["data"]
+    for name, key in (("accuracy", "accuracy"), ("macro_f1", "macro_f1"), ("agreement", "ari")):
+        (line,) = figures[name]["data"]
         assert line["x"] == [r["round"] for r in records]
         assert line["y"] == pytest.approx([r[key] for r in records], abs=5e-5)
     down, up, steps, scored = figures["work-0"]["data"]

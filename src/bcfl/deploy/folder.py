@@ -37,7 +37,7 @@ class Site:
     host: str = "127.0.0.1"  # the server as the clients reach it
     link_port: int = LINK_PORT  # the SuperLink's, on the server's loopback only
     gate_port: int | None = GATE_PORT  # what clients reach from outside; None: no gate, clients are on this machine
-    node_ports: tuple[int, ...] | None = None  # of the clients' own loopback interfaces; None: each on its own machine
+    node_ports: tuple[int, ...] | None = None  # of the clients' own loopback interfaces; None: from NODE_PORT on
     insecure: bool = False  # no TLS, no node keys: for a trial on loopback only
     data_factory: str | None = None  # package.module:function on each client's machine
 
@@ -129,7 +129,7 @@ def node_command(site: Site, index: int) -> list[str]:
     settings = f"partition-id={index} num-partitions={site.num_clients}"
     if site.data_factory is not None:
         settings += f' data-factory="{site.data_factory}"'
-    own_port = NODE_PORT if site.node_ports is None else site.node_ports[index]
+    own_port = NODE_PORT + index if site.node_ports is None else site.node_ports[index]
     where = ["--superlink", f"{site.host}:{port}", "--host", "127.0.0.1", "--port", str(own_port)]
     return ["flower-supernode", *where, "--node-config", settings, *security]
 

@@ -59,8 +59,8 @@ def make_method(name: str, options: Mapping[str, Any]) -> Method:
     unknown = sorted(set(options) - option_types().keys())
     if unknown:
         raise ValueError(f"unknown method option {unknown[0]!r}, allowed: {', '.join(sorted(option_types()))}")
-    own = get_type_hints(entry.build).keys() - implied.keys()
-    method: Method = entry.build(**implied, **{key: value for key, value in options.items() if key in own})
+    own = get_type_hints(entry.build).keys()
+    method: Method = entry.build(**{**implied, **{key: value for key, value in options.items() if key in own}})
     return method
 
 

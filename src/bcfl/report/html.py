@@ -86,10 +86,14 @@ def _overview_panels(groups: Sequence[Group]) -> list[Panel]:
         Panel("macro_f1", "Macro F1 by round", "The same for the F1 score, which counts rare classes as much as common "
               "ones." + band, plots.by_round(begun, "macro_f1", "macro F1")),
     ]  # fmt: skip
+    if any(run.last("ari") is not None for group in begun for run in group.runs):
+        caption = "At 1 the clusters are exactly the true groups, at 0 no better than chance (adjusted Rand index)."
+        figure = plots.by_round(begun, "ari", "adjusted Rand index")
+        panels.append(Panel("agreement", "Agreement with the true groups", caption + band, figure))
     if len(begun) > 1:
         panels.append(Panel("accuracy_by_work", "Accuracy for the same work", "Further left is cheaper: a method that "
                       "carries several hypotheses trains more in a round, so this compares at equal training effort.",
-                      plots.by_work(begun, "accuracy", "accuracy"), wide=True))  # fmt: skip
+                      plots.by_work(begun, "accuracy", "accuracy")))  # fmt: skip
     return panels
 
 
@@ -135,7 +139,7 @@ def _graph_panel(run: Run) -> Panel:
     }
     caption = (
         f"The thicker a line, the longer two clients shared a cluster over the run; {colours}, so lines between "
-        f"colours are doubts or mistakes. Point at a client to see its own lines.{aside}"
+        f"colours are doubts or mistakes. Point at a client, or tap it, to see its own lines.{aside}"
     )
     return Panel("graph", "Who belongs together", caption, data, kind="graph")
 
@@ -278,8 +282,13 @@ def _headline(groups: Sequence[Group]) -> str:
             for m, c in both
         ]
         return f'<div class="tiles">{"".join(tiles)}</div>'
-    quality = [m for m in measures if m.key in HEADLINES]
-    best = {m.key: (min if m.key == "ece" else max)(c[0] for g in groups if (c := cells(g, [m])[0])) for m in quality}
+    if len({run.config["experiment"]["rounds"] for group in groups for run in group.runs}) == 1:
+        measures = [m for m in measures if m.key != "rounds"]  # said once, above
+    quality = [m for m in measures if m.form == ".3f"]
+    best = {
+        m.key: (min if m.key in ("ece", "nll") else max)(c[0] for g in groups if (c := cells(g, [m])[0]))
+        for m in quality
+    }
     head = "".join(f"<th>{html.escape(m.title)}</th>" for m in measures)
     rows = []
     for index, group in enumerate(groups):

@@ -55,7 +55,7 @@
     return painted(figure.data).map((trace) => {
       if (trace.colorbar) {
         trace.colorbar = narrow.matches
-          ? { ...trace.colorbar, orientation: "h", y: -0.28, yanchor: "top", x: 0.5, len: 0.6, thickness: 8, title: { ...trace.colorbar.title, side: "top" } }
+          ? { ...trace.colorbar, orientation: "h", y: -0.24, yanchor: "top", x: 0.5, len: 0.6, thickness: 8, title: { ...trace.colorbar.title, side: "top" } }
           : trace.colorbar;
         trace.colorbar.tickfont = { size: 11, color: css("--muted") };
       }
@@ -169,13 +169,18 @@
     requestAnimationFrame(drawMissing);
   }
 
-  for (const query of [dark, narrow]) query.addEventListener("change", () => [...drawn].forEach((element) => element.closest("[hidden]") || draw(element)));
+  const redraw = (fresh) => visible().filter((element) => drawn.has(element)).forEach((element) => {
+    if (fresh && !element.classList.contains("graph")) Plotly.purge(element); // colour bars cannot be turned in place
+    draw(element);
+  });
+  dark.addEventListener("change", () => redraw(false));
+  narrow.addEventListener("change", () => redraw(true));
   const chooser = document.getElementById("run");
   if (chooser) {
     chooser.addEventListener("change", () => {
       document.body.dataset.drawn = "no";
       document.querySelectorAll(".run").forEach((run) => { run.hidden = run.dataset.run !== chooser.value; });
-      visible().forEach((element) => drawn.has(element) && draw(element));
+      redraw(true); // the width or the colours may have changed while it was hidden
       drawMissing();
     });
   }

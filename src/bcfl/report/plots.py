@@ -94,7 +94,16 @@ def _client_axis(lines: Columns) -> dict[str, Any]:
          "fillcolor": colour(int(lines.colour_of[a])), "line": {"width": 0}}
         for a, b in zip(starts, ends, strict=True)
     ]  # fmt: skip
-    axis = {"title": {"text": "client"}, "type": "category", "showgrid": False, "ticks": "", "tickangle": 0}
+    axis: dict[str, Any] = {
+        "title": {"text": "client"},
+        "type": "category",
+        "showgrid": False,
+        "ticks": "",
+        "tickangle": 0,
+    }
+    if lines.thinned:
+        shown = [lines.labels[i] for i in spread(len(lines.members), 8)]
+        axis |= {"tickmode": "array", "tickvals": shown, "ticktext": [label.split(" ")[0] for label in shown]}
     return {"xaxis": axis, "shapes": strip, "showlegend": False, "margin": {"t": 28}}
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bcfl import local
 from bcfl.engines.client import draw_model, is_usable, layout_of
+from bcfl.engines.flower.privacy import Releases
 from bcfl.engines.flower.records import (
     DESCRIBE,
     DOUBLE,
@@ -24,6 +25,7 @@ from bcfl.engines.flower.records import (
     SCORE,
     arrays_of,
     finite,
+    list_of,
     one_line,
     read_array,
     settings_of,
@@ -109,6 +111,7 @@ class FlowerEngine:
             )
         self.momentum: dict[int, dict[int, Tensor]] = {}  # always empty: clients keep their own
         self.members: dict[int, Member] = {}
+        self.privacy: dict[int, tuple[Releases, float]] = {}  # client -> its releases and δ, where it protects its data
         self.num_classes: int | None = None
         self._online: set[int] = set()
         self._refused: set[int] = set()
@@ -249,6 +252,7 @@ class FlowerEngine:
                 except ValueError as error:
                     self._leave_out(kind, round_index, asks[found], work, "rejected", f"answer rejected: {error}")
                     continue
+                self._note_privacy(asks[found].client, reply.content)
                 yield found, answer
             if waiting and time.monotonic() > end:
                 for position in waiting.values():
@@ -256,6 +260,22 @@ class FlowerEngine:
                 return
             if waiting:
                 time.sleep(POLL)
+
+    def _note_privacy(self, client: int, content: RecordDict) -> None:
+        """Keep what a client says of its own privacy: nothing depends on it, so a false report harms only itself."""
+        report = content.config_records.get("privacy")
+        if report is None:
+            return
+        try:
+            noise = list_of(report, "noise", float)
+            count = list_of(report, "count", int, len(noise))
+            delta = report.get("delta")
+            if not isinstance(delta, float) or not 0 < delta < 1 or min([*noise, *count], default=1) <= 0:
+                raise ValueError("noise and counts must be above 0, delta between 0 and 1")
+        except ValueError as error:
+            log.warning("client %s: its privacy report is unsound: %s", client, one_line(error))
+            return
+        self.privacy[client] = (dict(zip(noise, count, strict=True)), delta)
 
     def _leave_out(self, kind: str, round_index: int, ask: Ask, work: Work, count: str, reason: str) -> None:
         setattr(work, count, getattr(work, count) + ask.num_answers)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bcfl import local
 from bcfl.engines.client import LocalClient, continued_momentum, is_usable, layout_of
+from bcfl.engines.flower.privacy import Ledger, Privacy
 from bcfl.engines.flower.records import (
     FLOAT,
     INT,
@@ -37,12 +38,15 @@ class Respondent:
     model: FlatModel
     num_classes: int
     group: int | None = None  # its true group, where that is known: only in simulations
+    privacy: Privacy | None = None
+    ledger: Ledger | None = None  # given where privacy is
 
     def describe(self) -> RecordDict:
         answer: dict[str, Any] = {
             "client": self.client.index,
             "num-train": len(self.client.train),
-            "num-test": len(self.client.test),
+            # Counts over test data are not blurred, so a client that protects its data is not tested.
+            "num-test": len(self.client.test) if self.privacy is None else 0,
             "num-classes": self.num_classes,
             "vector-length": layout_of(self.model, self.client.training).length,
             "group": -1 if self.group is None else self.group,
@@ -63,7 +67,8 @@ class Respondent:
             self.model, models, round_index, None if max_examples < 0 else max_examples
         )
         if ask.get("kind") != "share":
-            return self._scores(local.total_log_likelihood(values, len(self.client.train)))
+            scores = local.total_log_likelihood(values, len(self.client.train))
+            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, len(self.client.train)))
         first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
         best, model_of = values.max(0)
         model_of = model_of + first
@@ -79,7 +84,8 @@ class Respondent:
             kept_now = ArrayRecord({"value": to_array(best), "model": to_array(model_of)})
             state[f"best.{round_index}.{first + count}"] = kept_now
             return RecordDict({"answer": ArrayRecord({})})
-        return self._scores(torch.bincount(model_of, minlength=total).double() / len(model_of))
+        shares = torch.bincount(model_of, minlength=total).double() / len(model_of)
+        return self._scores(shares if self.privacy is None else self.privacy.shares(shares))
 
     def fit(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """A posterior per belief, or only of the one that explains the client's data best."""
@@ -108,6 +114,8 @@ class Respondent:
             means = torch.stack([model.mean for model in models])
             bound = None if max_examples < 0 else max_examples
             scores = self.client.score(self.model, means, round_index, bound, local.total_log_likelihood)
+            if self.privacy is not None:
+                scores = self.privacy.scores(scores, len(self.client.train))
             choice = int(scores.argmax())
             chosen = [choice]
         memory = _Momentum(state, round_index) if self.client.training.momentum_state == "client" else None
@@ -123,17 +131,26 @@ class Respondent:
                 num_steps=None if num_steps < 1 else num_steps,
                 momentum=continued_momentum(memory.before, parents[i]) if memory else None,
             )
-            answer[f"mean.{i}"] = to_array(posterior.mean)
+            mean, precision = posterior.mean, posterior.precision[: layout.num_parameters]
+            if self.privacy is not None:
+                mean = self.privacy.mean(mean, models[i].mean if start is None else start)
+                precision = self.privacy.precision(
+                    precision, models[i].precision[: layout.num_parameters] * strengths[i]
+                )
+            answer[f"mean.{i}"] = to_array(mean)
             if curvature:
-                answer[f"precision.{i}"] = to_array(posterior.precision[: layout.num_parameters])
+                answer[f"precision.{i}"] = to_array(precision)
             if memory and is_usable(posterior):
                 memory.now[beliefs[i]] = velocity
         if memory:
             memory.write(state)
-        return RecordDict({"answer": ArrayRecord(answer), "choice": ConfigRecord({"choice": choice})})
+        said = RecordDict({"answer": ArrayRecord(answer), "choice": ConfigRecord({"choice": choice})})
+        return self._charged(said, len(chosen) * (1 + curvature) + (choice >= 0))
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         self._ask(content)
+        if self.privacy is not None:
+            raise ValueError("this client protects its data and is not tested")
         vector = self._vector(arrays_of(content, "models"), "mean.0", len(self.model.vector))
         evaluation = self.client.evaluate(self.model, vector, self.num_classes)
         if evaluation is None:
@@ -164,7 +181,15 @@ class Respondent:
         return precision
 
     def _scores(self, scores: Tensor) -> RecordDict:
-        return RecordDict({"answer": ArrayRecord({"scores": to_array(scores)})})
+        return self._charged(RecordDict({"answer": ArrayRecord({"scores": to_array(scores)})}), 1)
+
+    def _charged(self, answer: RecordDict, num_releases: int) -> RecordDict:
+        """The answer, once the releases in it are written down; with it goes what the client has said in all."""
+        if self.privacy is not None and self.ledger is not None:
+            releases = self.ledger.charge(self.privacy, num_releases)
+            report = {"noise": list(releases), "count": list(releases.values()), "delta": self.privacy.delta}
+            answer["privacy"] = ConfigRecord(report)  # type: ignore[arg-type]
+        return answer
 
 
 class _Momentum:

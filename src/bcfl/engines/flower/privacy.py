@@ -1,0 +1,134 @@
+"""What leaves a client, clipped and blurred by the client itself, and what that is worth as differential privacy.
+
+Each release is a vector whose norm is clipped to a bound, plus Gaussian noise: two data sets of one client, however
+different, give vectors at most twice the bound apart. So everything a client says is (ε, δ)-differentially private
+towards the server with respect to the client's whole data set. The sums that follow are the accountant's.
+"""
+
+import fcntl
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """How a client protects what it says; set on its own machine, so that no server can weaken it."""
+
+    noise: float  # standard deviation of the noise on every number, in units of the bound
+    clip: float = 1.0  # bound on the change of the model, as a norm over the whole vector
+    precision_clip: float = 100.0  # bound on what training adds to the precision, likewise
+    score_clip: float = 5.0  # bound on a log-likelihood per example, in nats
+    delta: float = 1e-5
+    max_epsilon: float | None = None  # the client says nothing more once it would have spent this
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is None:
+                continue
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not (value > 0 and math.isfinite(value))
+            ):
+                raise ValueError(f"privacy-{item.name.replace('_', '-')} must be a finite number > 0, got {value!r}")
+        if self.delta >= 1:
+            raise ValueError(f"privacy-delta must be below 1, got {self.delta}")
+
+    def scores(self, scores: Tensor, num_examples: int) -> Tensor:
+        """Log-likelihoods whose means per example are clipped, then blurred; one release for all models together."""
+        mean = (scores / num_examples).clamp(-self.score_clip, 0)  # (model,)
+        # Each mean lies in an interval of length score_clip: about its middle the norm is at most this.
+        bound = self.score_clip / 2 * math.sqrt(len(mean))
+        return (self._blur(mean, bound).clamp(max=0)) * num_examples
+
+    def shares(self, shares: Tensor) -> Tensor:
+        """Shares of examples, blurred and made shares again; one release."""
+        # Two points of the simplex are at most √2 apart: twice the bound.
+        blurred = self._blur(shares, math.sqrt(2) / 2).clamp(min=0)
+        total = float(blurred.sum())
+        return blurred / total if total > 0 else torch.full_like(shares, 1 / len(shares))
+
+    def mean(self, mean: Tensor, start: Tensor) -> Tensor:
+        """The trained vector with its change from `start` clipped and blurred; one release."""
+        return start + self._blur(_clipped(mean - start, self.clip), self.clip)
+
+    def precision(self, precision: Tensor, prior: Tensor) -> Tensor:
+        """The precision with what training added to the prior's clipped and blurred; one release."""
+        learned = _clipped(precision - prior, self.precision_clip)
+        return prior + self._blur(learned, self.precision_clip).clamp(min=0)
+
+    def _blur(self, values: Tensor, bound: float) -> Tensor:
+        # Never from the run's seed: whoever knows the noise can take it away.
+        generator = torch.Generator().manual_seed(secrets.randbits(63))
+        return values + self.noise * bound * torch.randn(values.shape, generator=generator, dtype=values.dtype)
+
+
+def _clipped(vector: Tensor, bound: float) -> Tensor:
+    norm = float(vector.double().norm())
+    if not math.isfinite(norm):  # that a training diverged is told to nobody
+        return torch.zeros_like(vector)
+    return vector * (bound / norm) if norm > bound else vector
+
+
+Releases = dict[float, int]  # noise -> number of releases with it
+
+
+def spent(releases: Releases, delta: float) -> float:
+    """ε after these Gaussian releases, by Google's dp-accounting (Rényi); their sensitivity is twice the bound."""
+    if not any(releases.values()):
+        return 0.0
+    try:
+        from dp_accounting import GaussianDpEvent
+        from dp_accounting.rdp import RdpAccountant
+    except ImportError:
+        raise ValueError("privacy accounting needs dp-accounting: pip install 'bcfl[flower]'") from None
+    accountant = RdpAccountant()
+    for noise, count in releases.items():
+        accountant.compose(GaussianDpEvent(noise / 2), count)
+    return float(accountant.get_epsilon(delta))
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a client has said so far, in a file on its own machine: a new run does not make it forget."""
+
+    path: Path
+
+    def charge(self, privacy: Privacy, num_releases: int) -> Releases:
+        """All releases so far, these included and written down; a ValueError if the budget does not allow them."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            text = file.read()
+            releases = {float(noise): int(count) for noise, count in json.loads(text).items()} if text else {}
+            releases[privacy.noise] = releases.get(privacy.noise, 0) + num_releases
+            if privacy.max_epsilon is not None and spent(releases, privacy.delta) > privacy.max_epsilon:
+                raise ValueError(f"the privacy budget of ε = {privacy.max_epsilon:g} at δ = {privacy.delta:g} is spent")
+            file.truncate(0)
+            file.write(json.dumps(releases))
+            file.flush()
+            os.fsync(file.fileno())
+        return releases
+
+
+def privacy_from(node_config: Mapping[str, Any]) -> Privacy | None:
+    """A node's privacy settings, from its `privacy-…` keys; None if it has none."""
+    names = {f"privacy-{item.name.replace('_', '-')}": item.name for item in fields(Privacy)}
+    given = {key: value for key, value in node_config.items() if key.startswith("privacy")}
+    unknown = sorted(given.keys() - names.keys())
+    if unknown:
+        raise ValueError(f"unknown node setting {unknown[0]}; allowed: {', '.join(names)}")
+    if given and "privacy-noise" not in given:
+        raise ValueError("privacy-noise must be given where other privacy settings are")
+    return Privacy(**{names[key]: value for key, value in given.items()}) if given else None
