@@ -2,7 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+# pip, not another installer: constraints.txt pins torch to its CPU build's version, and pip finds that build.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+USABLE := $(VENV)/.usable
+CHECKED := $(VENV)/.checked
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint types fast bench docs clean
@@ -10,33 +13,36 @@ READY := $(VENV)/.ready
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# pip, not another installer: constraints.txt pins torch to its CPU build's version, and pip finds that build.
-$(READY): pyproject.toml constraints.txt
+# What a user needs is installed first and alone, so that the first run comes soon.
+$(USABLE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $(READY)
+	$(INSTALL) '.[report]'
+	@touch $@
 
-run: $(READY) ## set up, then train the bundled example: 20 clients in 4 hidden groups
+$(CHECKED): $(USABLE)
+	$(INSTALL) '.[report,tracking,flower,docs,dev]'
+	@touch $@
+
+run: $(USABLE) ## set up, then train the bundled example: 20 clients in 4 hidden groups
 	$(BIN)/bcfl run
 
-test: lint types $(READY) ## set up, then run all checks: ruff, mypy, pytest
+test: lint types $(CHECKED) ## set up, then run all checks: ruff, mypy, pytest
 	$(BIN)/python -m pytest -n 2
 
-fast: $(READY) ## the tests that take less than a few seconds each
+fast: $(CHECKED) ## the tests that take less than a few seconds each
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-lint: $(READY) ## ruff: style and format
+lint: $(CHECKED) ## ruff: style and format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: $(READY) ## mypy, strict on src
+types: $(CHECKED) ## mypy, strict on src
 	$(BIN)/mypy
 
-bench: $(READY) ## the speed and memory figures, as ratios measured in one run
+bench: $(CHECKED) ## the speed and memory figures, as ratios measured in one run
 	$(BIN)/python benchmarks/core.py
 
-docs: $(READY) ## the documentation site, in site/
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+docs: $(CHECKED) ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open site/index.html"
 

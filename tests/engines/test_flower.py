@@ -436,10 +436,10 @@ def test_clients_that_blur_what_they_say_report_what_they_spent(
     run_server(grid, run_config)
     spent_by = RunFolder.open(tmp_path / "run").read("privacy.json")
     assert spent_by.keys() == {"0", "1"}
-    for client, report in spent_by.items():
+    for name_of_client, report in spent_by.items():
         assert 0 < report["epsilon"] < 10
         assert report["delta"] == 1e-5
-        ledger = json.loads((tmp_path / "flwr" / f"privacy-client-{client}.json").read_text())
+        ledger = json.loads((tmp_path / "flwr" / f"privacy-client-{name_of_client}.json").read_text())
         assert report["releases"] == ledger["50.0"]
     tested = load_result(tmp_path / "run").history[-1]["client_accuracy"]
     assert [one is None for one in tested] == [True, True, False, False]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bcfl.association import Branches, branch
 from bcfl.conceptual import ConjugateClient, Story, conceptual_bcfl, joint_log_evidence, log_likelihood_at_mean
-from bcfl.federation import Hypotheses
+from bcfl.federation import Hypotheses, Jobs
 from bcfl.gaussian import Gaussian, fuse, merge
 from bcfl.methods.bcfl import BCFL
 from bcfl.randomness import generator
@@ -139,6 +139,26 @@ def test_a_greedy_round_fuses_local_posteriors_by_the_rule(fusion: Any, forgetti
         expected = fuse([clients.clients[j].posterior(prior) for j in members], prior, fusion)
         assert torch.allclose(state.models.mean[cluster], expected.mean)
         assert torch.allclose(state.models.precision[cluster], expected.precision)
+
+
+@pytest.mark.parametrize("fusion", ["product", "exact", "geometric"])
+def test_statistics_are_averaged_by_examples_in_every_round(fusion: Any) -> None:
+    """BatchNorm's statistics and the momentum are no evidence: however sure a belief is, they count examples afresh."""
+    method = BCFL(1, "greedy", 1, fusion=fusion)
+    with simulator() as engine:
+        before = run(method, engine, 2)
+        clients = engine.begin(3)
+        jobs = Jobs(
+            torch.zeros(6).long(),
+            torch.arange(6),
+            torch.full((6,), 0.5),
+            curvature=True,
+            parent_of=torch.zeros(1).long(),
+        )
+        tails = torch.stack([answer.mean[clients.num_parameters :] for answer in clients.fit(before.models, jobs)])
+        after, _ = method.round(before, engine.begin(3))
+    expected = (clients.num_examples.float() @ tails) / clients.num_examples.sum()
+    assert torch.allclose(after.models.mean[0, clients.num_parameters :], expected, atol=1e-5)
 
 
 def test_forgetting_lets_the_precision_settle() -> None:

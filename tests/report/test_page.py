@@ -182,6 +182,16 @@ def test_without_groups_and_without_test_data(made_up: MakeRun) -> None:
     assert "colours are the final clusters" in page
 
 
+def test_a_real_federation_tells_less_of_its_clients(made_up: MakeRun) -> None:
+    path = made_up()
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({"num_clients": manifest["num_clients"], "group": None}))
+    page = report([read_run(path)])
+    assert "graph-0" in figures_of(page)
+    assert "labels-0" not in figures_of(page)
+    assert "kept their data to themselves" in page
+
+
 def test_one_model_for_all_has_nothing_to_associate(made_up: MakeRun) -> None:
     run = read_run(made_up(method="fedavg", hypotheses=1, clusters=1))
     page = report([run])

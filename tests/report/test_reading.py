@@ -168,6 +168,8 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, made_up: MakeRun) ->
 def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path, made_up: MakeRun) -> None:
     for seed in (0, 1):
         made_up(f"s{seed}", seed=seed)
+    (tmp_path / "not_begun").mkdir()
+    (tmp_path / "not_begun" / "config.json").write_text("{}")
     assert [run.seed for run in read_runs([tmp_path, tmp_path / "s1"])] == [0, 1]
 
 

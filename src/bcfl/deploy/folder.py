@@ -280,7 +280,8 @@ def _write_server(site: Site) -> None:
             SERVER_UNIT.format(what="gate", folder="server", script="gate.sh", after=" bcfl-server.service")
         )
     # The certificate's place is known only here: the folder may have been moved since it was made.
-    fix = [] if site.insecure else [FIND_CERTIFICATE]
+    ready = f"python3 -m bcfl.deploy.ready --port {site.link_port}"
+    fix = [ready] if site.insecure else [f"{ready} --certificates certificates", FIND_CERTIFICATE]
     register = f'exec flwr supernode register "$1" {CONNECTION}'
     _script(
         site.server / "register.sh",

@@ -6,26 +6,23 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bcfl.deploy.folder import CONNECTION, LOCKED_DOWN, Site, gate_command, init, link_command, node_command, program
+from bcfl.deploy.ready import START_SECONDS, link_answers
 from bcfl.experiment.config import Config
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import Observer, RunStoppedError, load_result
 from bcfl.experiment.store import RunFolder
 
-START_SECONDS = 60.0  # within which the SuperLink must answer
 STOP_SECONDS = 10.0  # after which a process that was asked to end is made to
 STATUS_EVERY = 3.0  # seconds between two questions to Flower, each of which is a process
 
@@ -146,17 +143,7 @@ class Federation:
             time.sleep(0.1)
 
     def _link_answers(self) -> bool:
-        address = f"127.0.0.1:{self.site.link_port}/health"
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-        if not self.site.insecure:
-            trust = ssl.create_default_context(cafile=self.site.server / "certificates" / "ca.crt")
-            handlers.append(urllib.request.HTTPSHandler(context=trust))
-        opener = urllib.request.build_opener(*handlers)
-        try:
-            with opener.open(f"{'http' if self.site.insecure else 'https'}://{address}", timeout=2):
-                return True
-        except (OSError, urllib.error.URLError):
-            return False
+        return link_answers(self.site.link_port, None if self.site.insecure else self.site.server / "certificates")
 
 
 def run_local(

@@ -117,7 +117,8 @@ def _run_panels(run: Run, suffix: str, most_cells: int) -> list[Panel]:
                       plots.reliability(run)))  # fmt: skip
         panels.append(Panel("client_accuracy", "Accuracy of each client", _client_caption(run),
                             plots.client_accuracy(run, lines)))  # fmt: skip
-    panels.append(Panel("labels", "What the clients hold", _label_caption(run), plots.labels(run, lines)))
+    if run.train_labels is not None:
+        panels.append(Panel("labels", "What the clients hold", _label_caption(run), plots.labels(run, lines)))
     panels.append(Panel("work", "Work and traffic", _work_caption(run), plots.work(run)))
     return [Panel(f"{p.name}-{suffix}", p.title, p.caption, p.figure, p.kind, p.wide) for p in panels]
 
@@ -180,7 +181,8 @@ def _client_caption(run: Run) -> str:
 
 
 def _label_caption(run: Run) -> str:
-    counts = np.asarray(run.manifest["train_labels"], dtype=float)
+    counts = run.train_labels
+    assert counts is not None
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     distance = np.abs(share - counts.sum(0) / counts.sum()).sum(1).mean() / 2  # mean total variation
     if distance < 0.15:
@@ -208,7 +210,7 @@ def _short(number: float) -> str:
 
 
 def _title(groups: Sequence[Group]) -> str:
-    data = {run.manifest["dataset"] for group in groups for run in group.runs}
+    data = {str(run.manifest.get("dataset", "own data")) for group in groups for run in group.runs}
     what = groups[0].label if len(groups) == 1 else f"{len(groups)} methods"
     return f"{what} on {', '.join(sorted(data))}"
 
@@ -216,7 +218,9 @@ def _title(groups: Sequence[Group]) -> str:
 def _header(title: str, groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     first = runs[0]
-    facts = [f"{first.num_clients} clients", f"partition {first.manifest['partition']}"]
+    facts = [f"{first.num_clients} clients"]
+    if "partition" in first.manifest:
+        facts.append(f"partition {first.manifest['partition']}")
     if first.group is not None:
         facts.append(f"{len(np.unique(first.group))} true groups")
     facts.append(f"{first.config['experiment']['rounds']} rounds")
@@ -367,7 +371,12 @@ def _figure(panel: Panel) -> str:
 def _repeat(run: Run) -> str:
     """The settings as a TOML file, the command that uses it, and what the run was made with."""
     own_data = run.config["data"]["factory"] is not None or run.config["model"]["factory"] is not None
-    if own_data:
+    if "sha256" not in run.manifest:
+        how = (
+            "<p>The clients of this federation kept their data to themselves, so it can only be repeated with them: "
+            "with these settings and the same clients, each with its data.</p>"
+        )
+    elif own_data:
         how = (
             "<p>This run was given its own clients or model from Python. With the same ones, these settings and the "
             "same seed give the same numbers.</p>"
@@ -378,12 +387,12 @@ def _repeat(run: Run) -> str:
             "give the same numbers.</p><pre>bcfl run settings.toml --out again</pre>"
         )
     made_with = ", ".join(f"{name} {version}" for name, version in run.environment.items())
-    split = str(run.manifest["sha256"])[:16]
+    split = run.manifest.get("sha256")
+    fingerprint = f" The split of the data has the fingerprint {split[:16]}." if split else ""
     return (
         f"<details><summary>{html.escape(run.method)}, seed {run.seed}</summary>{how}"
         f"<pre>{html.escape(to_toml(run.config))}</pre>"
-        f'<p class="under">Made with {html.escape(made_with)}. The split of the data has the fingerprint '
-        f"{split}.</p></details>"
+        f'<p class="under">Made with {html.escape(made_with)}.{html.escape(fingerprint)}</p></details>'
     )
 
 

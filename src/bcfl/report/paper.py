@@ -213,10 +213,12 @@ def client_accuracy(run: Run) -> "Figure | None":
     return figure  # type: ignore[no-any-return]
 
 
-def labels(run: Run) -> "Figure":
+def labels(run: Run) -> "Figure | None":
     """The share of each class among a client's training examples."""
+    counts = run.train_labels
+    if counts is None:
+        return None
     lines = columns(run)
-    counts = np.asarray(run.manifest["train_labels"], dtype=float)
     held = np.stack([counts[members].sum(0) for members in lines.members])
     figure, axes = _figure(6.8, 2.2)
     image = axes.imshow((held / np.maximum(held.sum(1, keepdims=True), 1)).T, cmap="Blues", aspect="auto", vmin=0)

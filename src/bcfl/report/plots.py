@@ -216,7 +216,8 @@ def client_accuracy(run: Run, lines: Columns) -> Figure:
 
 def labels(run: Run, lines: Columns) -> Figure:
     """What share of a client's training examples each class has."""
-    counts = np.asarray(run.manifest["train_labels"], dtype=float)
+    counts = run.train_labels
+    assert counts is not None
     held = np.stack([counts[members].sum(0) for members in lines.members])  # (column, class)
     share = held / np.maximum(held.sum(1, keepdims=True), 1)
     trace = {

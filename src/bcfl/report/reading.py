@@ -60,8 +60,14 @@ class Run:
     @cached_property
     def group(self) -> Ints | None:
         """The true groups, where they are known."""  # (client,)
-        group = self.manifest["group"]
+        group = self.manifest.get("group")
         return None if group is None else np.asarray(group, dtype=np.int64)
+
+    @property
+    def train_labels(self) -> Ints | None:
+        """How many training examples of each class a client holds; a real federation's server is not told."""
+        labels = self.manifest.get("train_labels")
+        return None if labels is None else np.asarray(labels, dtype=np.int64)  # (client, class)
 
     @cached_property
     def num_clusters(self) -> int:
@@ -159,7 +165,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"run folder {path} does not exist")
-        inside = sorted(file.parent for file in path.glob("*/config.json"))
+        inside = sorted(file.parent for file in path.glob("*/manifest.json"))  # of runs that have begun
         for folder in [path] if (path / "config.json").exists() or not inside else inside:
             found.setdefault(folder.resolve(), read_run(folder))
     return list(found.values())

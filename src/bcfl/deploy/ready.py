@@ -1,0 +1,42 @@
+"""Waits until the SuperLink on this machine answers: `python3 -m bcfl.deploy.ready --port 9092`."""
+
+import argparse
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+START_SECONDS = 60.0  # within which the SuperLink must answer
+
+
+def link_answers(port: int, certificates: Path | None) -> bool:
+    """Whether a SuperLink answers on this port of loopback, with a certificate of our own authority if there is one."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if certificates is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=certificates / "ca.crt")))
+    scheme = "http" if certificates is None else "https"
+    try:
+        with urllib.request.build_opener(*handlers).open(f"{scheme}://127.0.0.1:{port}/health", timeout=2):
+            return True
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Wait until the SuperLink on this machine answers.")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--certificates", type=Path, help="folder of ca.crt, if it speaks TLS")
+    options = parser.parse_args()
+    end = time.monotonic() + START_SECONDS
+    while not link_answers(options.port, options.certificates):
+        if time.monotonic() > end:
+            print(f"no SuperLink answers on port {options.port} of this machine: start it first", file=sys.stderr)
+            return 1
+        time.sleep(0.2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

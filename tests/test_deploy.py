@@ -1,0 +1,377 @@
+"""`bcfl deploy`: the folder it writes, the gate, and real processes that fail, come back and are refused."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+import httpx
+
+from bcfl.cli import main
+from bcfl.deploy.folder import LOCKED_DOWN, Site, gate_command, init, link_command, node_command
+from bcfl.deploy.gate import MAX_BYTES, Gate
+from bcfl.deploy.local import Federation, follow, free_ports
+from bcfl.deploy.settings import read_settings
+from bcfl.experiment.config import Config, load_config
+from bcfl.experiment.result import Result
+from bcfl.experiment.run import RunStoppedError, load_result, start
+from bcfl.experiment.store import RunFolder
+from bcfl.flower_app import read_run_config
+
+ROOT = Path(__file__).parent.parent
+needs_tools = pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="openssl and ssh-keygen make the keys"
+)
+
+# ---- the folder -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deploy") / "federation"
+    arguments = ["deploy", "init", str(folder), "--clients", "3", "--server", "fl.example.org"]
+    assert (
+        main([*arguments, "--set", "deploy.deadline=77", "--data-factory", "mydata:load", "--set", "model.name=mlp"])
+        == 0
+    )
+    return folder
+
+
+@needs_tools
+def test_the_folder_has_every_role_and_its_secrets_are_for_their_owner_alone(written: Path) -> None:
+    for name in ("server/start.sh", "server/gate.sh", "server/register.sh", "server/run.sh", "client-2/start.sh"):
+        assert os.access(written / name, os.X_OK)
+        assert subprocess.run(["sh", "-n", written / name], check=False).returncode == 0
+    secret = {path for path in written.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()}
+    expected = {"ca.key", "server/certificates/server.key", *(f"client-{i}/node" for i in range(3))}
+    assert {str(path.relative_to(written)) for path in secret} == expected
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
+
+
+@needs_tools
+def test_the_servers_certificate_is_signed_by_the_federations_authority(written: Path) -> None:
+    certificates = written / "server" / "certificates"
+    check = ["openssl", "verify", "-x509_strict", "-CAfile", written / "ca.crt", certificates / "server.crt"]
+    assert subprocess.run(check, capture_output=True, check=False).returncode == 0
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", certificates / "server.crt", "-noout", "-ext", "subjectAltName"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "DNS:fl.example.org" in shown
+
+
+@needs_tools
+def test_tls_and_node_authentication_are_on_and_the_control_interface_stays_on_loopback(written: Path) -> None:
+    server, client = (written / "server" / "start.sh").read_text(), (written / "client-1" / "start.sh").read_text()
+    assert "--enable-supernode-auth" in server
+    assert "--ssl-certfile" in server
+    assert "--host 127.0.0.1" in server
+    assert "--superlink fl.example.org:9093" in client
+    assert "--root-certificates ca.crt --auth-supernode-private-key node" in client
+    assert 'data-factory="mydata:load"' in client
+    for script in (server, client):
+        assert "--insecure" not in script
+        assert all(f"export {name}=" in script for name in LOCKED_DOWN)
+
+
+@needs_tools
+def test_the_apps_settings_are_the_runs(written: Path) -> None:
+    from flwr.common.config import flatten_dict
+
+    app = tomllib.loads((written / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    config, terms, out = read_run_config(flatten_dict(app["config"]))
+    expected, _ = read_settings(None, ["model.name=mlp"], 3)
+    assert (config, terms.num_clients, terms.deadline, out) == (expected, 3, 77.0, Path("run"))
+
+
+@needs_tools
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_the_units_are_sound(written: Path) -> None:
+    units = [written / "server" / "bcfl-server.service", written / "client-0" / "bcfl-client.service"]
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+    complaints = [line for line in done.stderr.splitlines() if "bcfl-" in line and "is not executable" not in line]
+    assert complaints == []
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").write_text("")
+    assert main(["deploy", "init", str(tmp_path)]) == 2
+    assert "already holds something" in capsys.readouterr().err
+
+
+def test_insecure_is_refused_beyond_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["deploy", "init", str(tmp_path / "a"), "--insecure"]
+    assert main([*arguments, "--server", "fl.example.org"]) == 2
+    assert "--insecure is for this machine alone" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+    assert main(arguments) == 0
+    assert "--insecure" in (tmp_path / "a" / "client-0" / "start.sh").read_text()
+    assert not (tmp_path / "a" / "server" / "gate.sh").exists()
+
+
+def test_no_command_of_ours_holds_a_secret(tmp_path: Path) -> None:
+    site = Site(tmp_path, 1)
+    for command in (link_command(site), gate_command(site), node_command(site, 0)):
+        assert not re.search(r"token|secret|password|BEGIN", " ".join(command), re.I)
+
+
+@pytest.mark.parametrize(
+    ("clients", "partition", "clusters"),
+    [(8, "feature(4,2)", 4), (6, "feature(3,2)", 3), (2, "feature(2,1)", 2), (5, "label(0,5,0.5)", 2)],
+)
+def test_what_is_left_open_suits_the_number_of_clients(clients: int, partition: str, clusters: int) -> None:
+    config, terms = read_settings(None, [], clients)
+    assert (config.data.partition, config.method["num_clusters"]) == (partition, clusters)
+    assert terms["num_clients"] == clients
+
+
+def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"'feature\(4,5\)' makes 20 clients, --clients says 3"):
+        read_settings(None, ["data.partition=feature(4,5)"], 3)
+    with pytest.raises(ValueError, match=r"deploy\.min_share must be in"):
+        read_settings(None, ["deploy.min_share=2.0"], 3)
+    with pytest.raises(ValueError, match=r"did you mean deploy\.deadline"):
+        read_settings(None, ["deploy.deadlin=2.0"], 3)
+
+
+# ---- the gate -------------------------------------------------------------------------------------------------------
+
+
+def ask_gate(path: str, method: str = "POST", body: bytes = b"hello", up: bool = True) -> tuple[int, bytes, list[str]]:
+    """Status, body and what the SuperLink behind the gate was asked."""
+    seen: list[str] = []
+
+    def link(request: httpx.Request) -> httpx.Response:
+        if not up:
+            raise httpx.ConnectError("down")
+        seen.append(request.url.path)
+        assert request.headers["flwr-signature"] == "kept"
+        return httpx.Response(200, content=b"answer to " + request.content)
+
+    async def go() -> tuple[int, bytes]:
+        client = httpx.AsyncClient(base_url="https://127.0.0.1:1", transport=httpx.MockTransport(link))
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(part: Any) -> None:
+            sent.append(part)
+
+        scope = {"type": "http", "method": method, "path": path, "headers": [(b"flwr-signature", b"kept")]}
+        await Gate(client)(scope, receive, send)
+        await client.aclose()
+        return sent[0]["status"], sent[1]["body"]
+
+    return (*asyncio.run(go()), seen)
+
+
+def test_the_gate_lets_nodes_through() -> None:
+    assert ask_gate("/v1/fleet/pull-messages") == (200, b"answer to hello", ["/v1/fleet/pull-messages"])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/start-run",
+        "/v1/runtime/push-messages",
+        "/health",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/%2e%2e/control/start-run",
+        "/v1/fleet//v1/control/start-run",
+        "/v1/fleet/pull-messages/",
+        "/v1/fleet/pull-messages\n",
+    ],
+)
+def test_the_gate_lets_nothing_else_through(path: str) -> None:
+    assert ask_gate(path) == (404, b"", [])
+
+
+def test_the_gate_bounds_what_it_takes_and_survives_a_superlink_that_is_down() -> None:
+    assert ask_gate("/v1/fleet/push-object", body=bytes(MAX_BYTES + 1)) == (413, b"", [])
+    assert ask_gate("/v1/fleet/push-object", method="GET") == (404, b"", [])
+    assert ask_gate("/v1/fleet/push-object", up=False) == (502, b"", [])
+
+
+# ---- real processes -------------------------------------------------------------------------------------------------
+
+NUM_CLIENTS = 3
+CLONE_NEWNET = 0x40000000
+
+
+@pytest.fixture(scope="module")
+def loopback_only() -> Iterator[bool]:
+    """Whether what is started from here on has no network but loopback, in a namespace of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/self/ns/net") as before:
+        if libc.unshare(CLONE_NEWNET) != 0:
+            yield False
+            return
+        try:
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            yield True
+        finally:
+            assert libc.setns(before.fileno(), CLONE_NEWNET) == 0
+
+
+def settings_of(method: str, rounds: int = 3) -> Config:
+    """Rotated digits; tested only in the end, because every message is a new process that must load torch."""
+    overrides = ["data.partition=feature(3,1)", "data.rotations=[0, 90, 180]", "method.num_clusters=3"]
+    more = [f"method.name={method}", f"experiment.rounds={rounds}", f"experiment.evaluate_every={rounds}"]
+    return load_config(None, [*overrides, *more, "training.local_steps=5"])
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory, loopback_only: bool) -> Iterator[Federation]:
+    """A SuperLink and registered clients with TLS and keys, for all tests below."""
+    folder = tmp_path_factory.mktemp("real") / "federation"
+    ports = free_ports(NUM_CLIENTS + 1)
+    site = Site(folder, NUM_CLIENTS, "127.0.0.1", ports[0], None, tuple(ports[1:]))
+    init(site, settings_of("bcfl-mh-3"), {"num_clients": NUM_CLIENTS, "wait": 120.0, "deadline": 120.0})
+    with Federation(site) as running:
+        running.start_link()
+        running.register()
+        for index in range(NUM_CLIENTS):
+            running.start_node(index)
+        yield running
+    leftover = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout.split()
+    assert leftover == []
+
+
+def submit(federation: Federation, method: str, rounds: int, out: Path, **deploy: Any) -> str:
+    changes = {"method.name": method, "experiment.rounds": rounds, "experiment.evaluate_every": rounds}
+    changes |= {"deploy.out": str(out), **{f"deploy.{key}": value for key, value in deploy.items()}}
+    return federation.submit(*(f"{k}={v!r}".replace("'", '"') for k, v in changes.items()))
+
+
+def assert_same(result: Result, expected: Result) -> None:
+    assert torch.equal(result.state.assignment, expected.state.assignment)
+    assert torch.allclose(result.state.models.mean, expected.state.models.mean, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(result.state.models.precision, expected.state.models.precision, rtol=1e-3, atol=1e-4)
+
+
+def wait_for(ready: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@needs_tools
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(federation: Federation, tmp_path: Path) -> None:
+    """The SuperLink is killed after the first round; restarted on its data base, a new run goes on from there."""
+    out = tmp_path / "run"
+    run = submit(federation, "bcfl-g", 2, out)
+    wait_for(lambda: len(RunFolder(out).lines("rounds.jsonl")) >= 2, 300)  # round 0 and round 1
+    federation.stop("server", signal.SIGKILL)
+    federation.start_link()
+    assert federation.status(run) != "finished:completed"
+    kept = (out / "checkpoints" / "round-000001.safetensors").stat().st_mtime_ns
+    again = submit(federation, "bcfl-g", 2, out)
+    follow(federation, again, settings_of("bcfl-g", 2), out)
+    assert (out / "checkpoints" / "round-000001.safetensors").stat().st_mtime_ns == kept  # not done again
+    assert_same(load_result(out), start(settings_of("bcfl-g", 2), None))
+
+
+@pytest.mark.slow
+@needs_tools
+def test_strangers_are_refused_and_a_killed_client_does_not_stop_the_run(
+    federation: Federation, tmp_path: Path
+) -> None:
+    site = federation.site
+    stranger = replace(site, folder=tmp_path / "stranger")
+    init(stranger, settings_of("bcfl-g"), {})
+    shutil.copy(site.folder / "ca.crt", stranger.client(0) / "ca.crt")  # knows the server, but is not registered
+    with Federation(replace(stranger, node_ports=tuple(free_ports(NUM_CLIENTS)))) as others:
+        others.start_node(0)
+        others.start_node(1)  # trusts only its own authority, which did not sign the server's certificate
+        out = tmp_path / "run"
+        run = submit(federation, "bcfl-g", 2, out, deadline=60.0)
+        wait_for(lambda: len(RunFolder(out).lines("rounds.jsonl")) >= 1, 300)  # the clients are met
+        time.sleep(2)
+        federation.stop("client-2", signal.SIGKILL)
+        follow(federation, run, settings_of("bcfl-g", 2), out)
+        records = RunFolder(out).lines("rounds.jsonl")
+        assert [record["work"]["trainings"] for record in records[1:]] == [2, 2]
+        assert others.processes["client-0"].wait(60) != 0
+        assert "certificate" in (stranger.client(1) / "log.txt").read_text().lower()
+        assert len(re.findall(r"round 1, train\.fit, client 2: ", federation.log(run))) == 1
+    federation.start_node(2)
+
+
+@pytest.mark.slow
+@needs_tools
+def test_the_tutorial_leads_from_an_empty_folder_to_the_simulators_numbers(
+    tmp_path: Path, loopback_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All shell blocks of docs/flower.md as written: TLS, keys, gate, three clients with their own data, BCFL-MH."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "flower.md").read_text(), re.S | re.M)
+    script = "set -eu\n" + "\n".join(blocks)
+    (tmp_path / "tutorial.sh").write_text(script)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    process = subprocess.Popen(
+        ["bash", "tutorial.sh"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        stdout=(tmp_path / "out.log").open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # the processes that it leaves running are stopped as a group
+    )
+    try:
+        code = process.wait(500)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        time.sleep(3)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0, (tmp_path / "out.log").read_text()[-2000:]
+    result = load_result(tmp_path / "federation" / "server" / "run")
+    clients = []
+    for index in range(3):
+        module: dict[str, Any] = {}
+        exec((tmp_path / "federation" / f"client-{index}" / "mydata.py").read_text(), module)
+        clients.append(module["load"]())
+    monkeypatch.chdir(tmp_path)
+    assert_same(
+        result, start(replace(result.config, data=replace(result.config.data, factory=None)), None, clients=clients)
+    )
+
+
+@pytest.mark.slow
+@needs_tools
+def test_none_of_this_needed_any_network_but_loopback(federation: Federation, loopback_only: bool) -> None:
+    if not loopback_only:
+        pytest.skip("a network namespace needs privileges")
+    process = federation.processes["server"].pid
+    interfaces = Path(f"/proc/{process}/net/dev").read_text().splitlines()[2:]
+    assert [line.split(":")[0].strip() for line in interfaces] == ["lo"]
+
+
+def test_what_stops_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that Flower calls failed ends in one line that names the error, and the way on."""
+    federation = Federation(Site(tmp_path, 1, insecure=True, gate_port=None))
+    monkeypatch.setattr(federation, "status", lambda run: "finished:failed")
+    monkeypatch.setattr(federation, "log", lambda run: "all well\nConnectionError: 1 of 3 clients are there\nbye")
+    with pytest.raises(RunStoppedError, match="finished:failed: ConnectionError: 1 of 3 clients are there; the same"):
+        follow(federation, "1", settings_of("fedavg"), tmp_path / "run")
