@@ -21,6 +21,8 @@ $(USABLE): pyproject.toml constraints.txt
 
 $(CHECKED): $(USABLE)
 	$(INSTALL) '.[report,tracking,flower,docs,dev]'
+	# An independent Fisher to check ours against. Without its dependencies: it names torchvision, and needs it nowhere.
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt backpack-for-pytorch einops unfoldNd
 	@touch $@
 
 run: $(USABLE) ## set up, then train the bundled example: 20 clients in 4 hidden groups

@@ -278,6 +278,46 @@ def wait_for(ready: Callable[[], bool], seconds: float) -> None:
 
 @pytest.mark.slow
 @needs_tools
+def test_the_tutorial_leads_from_an_empty_folder_to_the_simulators_numbers(
+    tmp_path: Path, loopback_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All shell blocks of docs/flower.md as written: TLS, keys, gate, three clients with their own data, BCFL-MH."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "flower.md").read_text(), re.S | re.M)
+    script = "set -eu\n" + "\n".join(blocks)
+    (tmp_path / "tutorial.sh").write_text(script)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with (tmp_path / "out.log").open("w") as log:
+        process = subprocess.Popen(
+            ["bash", "tutorial.sh"],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # the processes that it leaves running are stopped as a group
+        )
+    try:
+        code = process.wait(500)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        time.sleep(3)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0, (tmp_path / "out.log").read_text()[-2000:]
+    result = load_result(tmp_path / "federation" / "server" / "run")
+    clients = []
+    for index in range(3):
+        module: dict[str, Any] = {}
+        exec((tmp_path / "federation" / f"client-{index}" / "mydata.py").read_text(), module)
+        clients.append(module["load"]())
+    monkeypatch.chdir(tmp_path)
+    assert_same(
+        result, start(replace(result.config, data=replace(result.config.data, factory=None)), None, clients=clients)
+    )
+
+
+@pytest.mark.slow
+@needs_tools
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(federation: Federation, tmp_path: Path) -> None:
     """The SuperLink is killed after the first round; restarted on its data base, a new run goes on from there."""
     out = tmp_path / "run"
@@ -317,45 +357,6 @@ def test_strangers_are_refused_and_a_killed_client_does_not_stop_the_run(
         assert "certificate" in (stranger.client(1) / "log.txt").read_text().lower()
         assert len(re.findall(r"round 1, train\.fit, client 2: ", federation.log(run))) == 1
     federation.start_node(2)
-
-
-@pytest.mark.slow
-@needs_tools
-def test_the_tutorial_leads_from_an_empty_folder_to_the_simulators_numbers(
-    tmp_path: Path, loopback_only: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All shell blocks of docs/flower.md as written: TLS, keys, gate, three clients with their own data, BCFL-MH."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "flower.md").read_text(), re.S | re.M)
-    script = "set -eu\n" + "\n".join(blocks)
-    (tmp_path / "tutorial.sh").write_text(script)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    process = subprocess.Popen(
-        ["bash", "tutorial.sh"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        stdout=(tmp_path / "out.log").open("w"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # the processes that it leaves running are stopped as a group
-    )
-    try:
-        code = process.wait(500)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        time.sleep(3)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert code == 0, (tmp_path / "out.log").read_text()[-2000:]
-    result = load_result(tmp_path / "federation" / "server" / "run")
-    clients = []
-    for index in range(3):
-        module: dict[str, Any] = {}
-        exec((tmp_path / "federation" / f"client-{index}" / "mydata.py").read_text(), module)
-        clients.append(module["load"]())
-    monkeypatch.chdir(tmp_path)
-    assert_same(
-        result, start(replace(result.config, data=replace(result.config.data, factory=None)), None, clients=clients)
-    )
 
 
 @pytest.mark.slow

@@ -213,7 +213,7 @@ def test_exact_fisher_is_the_mean_of_squared_gradients(factory: type[nn.Module],
 
 @pytest.mark.parametrize(("factory", "examples"), [(network, tiny_examples()), (convolutional, image_examples())])
 def test_exact_fisher_agrees_with_backpack(factory: type[nn.Module], examples: Examples) -> None:
-    backpack = pytest.importorskip("backpack", reason="an independent library, see CONTRIBUTING")
+    backpack = pytest.importorskip("backpack", reason="pip install --no-deps backpack-for-pytorch einops unfoldNd")
     from backpack.extensions import SumGradSquared
 
     model = FlatModel(build(factory, 0))

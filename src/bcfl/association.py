@@ -233,11 +233,10 @@ def branch(
         (total - past[h], h, rank) for h, row in ranked.items() for rank, total in enumerate(row.totals)
     )
     if family is not None:
-        heads: dict[int, tuple[float, int, int]] = {}
-        for candidate in candidates:
-            heads.setdefault(int(family[candidate[1]]), candidate)
-        safe = {head for head in heads.values() if head[0] - candidates[0][0] <= family_margin}
-        candidates.sort(key=lambda candidate: candidate not in safe)  # stable: still best first within both parts
+        order = _heads_first(
+            [-total for total, _, _ in candidates], [int(family[h]) for _, h, _ in candidates], family_margin
+        )
+        candidates = [candidates[i] for i in order]
     candidates = sorted(candidates[:k])
     return Branches(
         parent=torch.tensor([h for _, h, _ in candidates]),
@@ -253,15 +252,41 @@ def reweight(branches: Branches, log_weight: Tensor) -> Branches:
     return Branches(branches.parent[order], branches.assignment[order], normalise(log_weight[order].double()))
 
 
-def prune(branches: Branches, max_hypotheses: int, min_weight: float = 0.0) -> Branches:
-    """The heaviest stories: first those under `min_weight` go (never all), then all beyond `max_hypotheses`."""
+def _heads_first(log_weight: list[float], family: list[int], margin: float) -> list[int]:
+    """The order in which stories are kept: first each family's best within `margin` of the very best, then the rest.
+
+    `log_weight` is best first, and both parts stay so.
+    """
+    heads: dict[int, int] = {}
+    for i, own in enumerate(family):
+        heads.setdefault(own, i)
+    safe = {i for i in heads.values() if log_weight[0] - log_weight[i] <= margin}
+    return sorted(range(len(family)), key=lambda i: i not in safe)
+
+
+def prune(
+    branches: Branches,
+    max_hypotheses: int,
+    min_weight: float = 0.0,
+    family: Tensor | None = None,
+    family_margin: float = 0.0,
+) -> Branches:
+    """The heaviest stories: first those under `min_weight` go (never all), then all beyond `max_hypotheses`.
+
+    `family` is that of the past hypotheses and gives precedence to families as in `branch`.
+    """
     if max_hypotheses < 1:
         raise ValueError(f"max_hypotheses must be at least 1, got {max_hypotheses}")
     if not 0 <= min_weight < 1:
         raise ValueError(f"min_weight must be in [0, 1), got {min_weight}")
-    enough = int((branches.log_weight.exp() >= min_weight).sum())
-    kept = slice(0, max(1, min(enough, max_hypotheses)))
-    return Branches(branches.parent[kept], branches.assignment[kept], normalise(branches.log_weight[kept]))
+    enough = max(1, int((branches.log_weight.exp() >= min_weight).sum()))
+    kept = list(range(enough))
+    if family is not None:
+        kept = _heads_first(
+            branches.log_weight[:enough].tolist(), family[branches.parent[:enough]].tolist(), family_margin
+        )
+    rows = torch.tensor(sorted(kept[:max_hypotheses]))
+    return Branches(branches.parent[rows], branches.assignment[rows], normalise(branches.log_weight[rows]))
 
 
 def _check_weighted(assignment: Tensor, log_weight: Tensor) -> None:

@@ -146,8 +146,8 @@ def test_statistics_are_averaged_by_examples_in_every_round(fusion: Any) -> None
     """BatchNorm's statistics and the momentum are no evidence: however sure a belief is, they count examples afresh."""
     method = BCFL(1, "greedy", 1, fusion=fusion)
     with simulator() as engine:
-        before = run(method, engine, 2)
-        clients = engine.begin(3)
+        before = run(method, engine, 1)
+        clients = engine.begin(2)
         jobs = Jobs(
             torch.zeros(6).long(),
             torch.arange(6),
@@ -156,7 +156,7 @@ def test_statistics_are_averaged_by_examples_in_every_round(fusion: Any) -> None
             parent_of=torch.zeros(1).long(),
         )
         tails = torch.stack([answer.mean[clients.num_parameters :] for answer in clients.fit(before.models, jobs)])
-        after, _ = method.round(before, engine.begin(3))
+        after, _ = method.round(before, engine.begin(2))
     expected = (clients.num_examples.float() @ tails) / clients.num_examples.sum()
     assert torch.allclose(after.models.mean[0, clients.num_parameters :], expected, atol=1e-5)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bcfl.association import Branches
@@ -33,6 +33,7 @@ def test_absent_clients_train_nothing() -> None:
     assert groups.model_of.tolist() == [[0, 1]]
 
 
+@settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_groups_are_what_a_plain_loop_over_hypotheses_would_train(data: st.DataObject) -> None:
     """Fused results per hypothesis and cluster, without any sharing, are those of the shared groups."""

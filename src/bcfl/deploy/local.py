@@ -64,7 +64,7 @@ class Federation:
 
     def submit(self, *overrides: str) -> str:
         """Start a run of the app and return Flower's number for it."""
-        changes = [argument for override in overrides for argument in ("-c", override)]
+        changes = ["-c", " ".join(overrides)] if overrides else []  # of several -c Flower would take the last
         app = str(self.site.folder / "app")
         answer = self.flwr("run", app, CONNECTION, "--format", "json", *changes)
         return str(_json(answer)["run-id"])

@@ -69,13 +69,19 @@ class BPFedAvg:
         weight = temper_scores(scores, clients.num_examples, self.temperature)[present, 0].softmax(0)
         strength = torch.full((len(present),), 1 - self.forgetting)
         jobs = Jobs(torch.zeros_like(present), present, strength=strength, curvature=True)
-        merging, arrived, personal = Merging(state.models.mean[0]), 0.0, state.personal.clone()
+        merging, arrived, personal = Merging(state.models.mean[0]), [], state.personal.clone()
         answers = clients.fit(state.models, jobs)
         for client, share, posterior in zip(present.tolist(), weight.tolist(), answers, strict=True):
-            if posterior is not None:
+            if posterior is not None and share > 0:
                 merging.add(posterior, share)
                 personal[client] = posterior.mean
-                arrived += share
-        merged = merging.result() if arrived else state.models[0]
+                arrived.append(client)
+        merged = state.models[0]
+        if arrived:
+            merged = merging.result()
+            examples = clients.num_examples[arrived].to(personal.dtype)  # statistics are averaged by examples
+            merged.mean[clients.num_parameters :] = (
+                examples @ personal[arrived, clients.num_parameters :] / examples.sum()
+            )
         new = single_story(Gaussian(merged.mean[None], merged.precision[None]), state.assignment, personal=personal)
         return new, one_story(new)

@@ -104,13 +104,12 @@ class BCFL:
         cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1)  # (hypothesis, client, cluster)
         refined = self.evidence_points > 1
         num_candidates = self.max_hypotheses * (CANDIDATES if refined else 1)
-        kept = branch(
-            state.log_weight, cost, num_candidates, self.cluster_size, state.family, -math.log(self.give_up_weight)
-        )
+        margin = -math.log(self.give_up_weight)
+        kept = branch(state.log_weight, cost, num_candidates, self.cluster_size, state.family, margin)
         if refined:
             joint = hypothesis_evidence(scores, log_alpha, kept.assignment, state.model_of[kept.parent])
             kept = reweight(kept, state.log_weight[kept.parent] + joint)
-        kept = prune(kept, self.max_hypotheses, self.min_weight)
+        kept = prune(kept, self.max_hypotheses, self.min_weight, state.family, margin)
         assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
         assignment[:, present] = kept.assignment
         return Branches(kept.parent, assignment, kept.log_weight)

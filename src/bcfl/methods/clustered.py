@@ -55,7 +55,8 @@ class KMeansClustering:
         present, assignment = clients.present.nonzero()[:, 0], state.assignment.clone()
         first = bool((assignment < 0).all())
         models = unit(state.models.mean)
-        jobs = Jobs(assignment[0, present].clamp(min=0), present, self.proximal * clients.num_examples[present])
+        _, model_of_client = state.predictors()  # a newcomer starts from the largest cluster's model
+        jobs = Jobs(model_of_client[present], present, self.proximal * clients.num_examples[present])
         answers = zip(present.tolist(), clients.fit(models, jobs), strict=True)
         trained = [(client, posterior) for client, posterior in answers if posterior is not None]
         if trained:

@@ -40,7 +40,7 @@ from bcfl.models import FlatModel, ModelFactory, build
 
 T = TypeVar("T")
 log = logging.getLogger("bcfl")
-POLL = 0.1  # seconds between two looks for answers
+POLL = 0.2  # seconds between two looks for answers
 
 
 @dataclass(frozen=True)
