@@ -94,12 +94,13 @@ class Federation:
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """End one process that this object started, and whatever that started in turn."""
         process = self.processes.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
+        family = _descendants(process.pid)  # Flower gives its children sessions of their own
+        process.send_signal(how)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):  # those of its group that did not listen
-            os.killpg(process.pid, signal.SIGKILL)
+        for one in (process.pid, *family):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
         process.wait()
 
     def close(self) -> None:
@@ -121,7 +122,7 @@ class Federation:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a group of its own, so that it can be stopped as a whole
+                start_new_session=True,  # an interruption from the keyboard is ours alone to deal with
             )
 
     def _environment(self, folder: Path) -> dict[str, str]:
@@ -238,6 +239,19 @@ def free_ports(count: int) -> list[int]:
 def _listens(port: int | None) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _descendants(process: int) -> list[int]:
+    """The processes that this one has started, and those that they have started in turn."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in listed.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found = list(children.get(process, []))
+    for one in found:  # grows while it is walked
+        found += children.get(one, [])
+    return found
 
 
 def _paths(*parts: str | None) -> str:
