@@ -86,7 +86,7 @@ class Clients(Protocol):
     num_parameters: int
     num_last_layer: int  # of the parameters, the last ones: the model's last layer
     num_statistics: int
-    present: Tensor  # (client,) bool: who takes part in this round
+    present: Tensor  # (client,) bool: who takes part in this round; one who fails to answer a score leaves it
     local_steps: int  # of one fit, unless its jobs say otherwise
     seed: int
     round: int

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -173,6 +172,8 @@ DATASETS = {
 
 def _optdigits() -> Arrays:
     """scikit-learn's digits, 0 … 16, cut once and for all so that every use of them has the same test images."""
+    from sklearn.datasets import load_digits  # here, because importing it takes a second
+
     bundled = load_digits()
     images, labels = bundled.images.astype(np.uint8), bundled.target.astype(np.uint8)
     train, test = _cut(labels, 0, "optdigits")

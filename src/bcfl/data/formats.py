@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import scipy.io
 import scipy.sparse
-from sklearn.datasets import load_svmlight_file, load_svmlight_files
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
@@ -99,6 +98,8 @@ def read_usps_libsvm(files: Sequence[Path]) -> Arrays:
     """USPS of the LIBSVM collection: values in [-1, 1], labels 1 … 10 for the digits 0 … 9."""
     arrays: list[Array] = []
     for path in files:
+        from sklearn.datasets import load_svmlight_file  # here, because importing it takes a second
+
         x, y = load_svmlight_file(str(path), n_features=256, zero_based=False)
         arrays += [np.rint((x.toarray() + 1) / 2 * 255).reshape(-1, 16, 16), y - 1]
     return _digits(*arrays)
@@ -128,6 +129,8 @@ def read_reviews(files: Sequence[Path]) -> Arrays:
 
     The two files of a domain are one pool. Of more than NUM_TERMS terms the most frequent are kept, in their order.
     """
+    from sklearn.datasets import load_svmlight_files  # here, because importing it takes a second
+
     read = load_svmlight_files([str(path) for path in files])  # together: they share one numbering of the terms
     blocks, labels = read[0::2], read[1::2]
     width = max(NUM_TERMS, blocks[0].shape[1])

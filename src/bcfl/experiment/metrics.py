@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from bcfl.local import Evaluation
@@ -47,4 +46,6 @@ def summarise(evaluations: Sequence[Evaluation | None]) -> dict[str, Any]:
 
 def agreement(assignment: Tensor, group: Tensor) -> float:
     """The adjusted Rand index between the assignment and the true groups: 1 when equal, about 0 when unrelated."""
+    from sklearn.metrics import adjusted_rand_score  # takes a second to import, and only a server needs it
+
     return float(adjusted_rand_score(group.numpy(), assignment.numpy()))

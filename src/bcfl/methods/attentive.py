@@ -90,8 +90,9 @@ class FedSoft:
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         assert state.personal is not None
         centres, own, assignment = state.models.mean, state.personal.clone(), state.assignment.clone()
-        present = clients.present.nonzero()[:, 0]
-        share = clients.share_explained(centres, self.scoring_examples)[present].clamp(min=self.smoothing)
+        share = clients.share_explained(centres, self.scoring_examples)
+        present = clients.present.nonzero()[:, 0]  # who answered
+        share = share[present].clamp(min=self.smoothing)
         share = share / share.sum(1, keepdim=True)  # (present client, cluster)
         assignment[0, present] = share.argmax(1)
         selections = self._select(share * clients.num_examples[present, None], clients)

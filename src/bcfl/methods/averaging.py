@@ -64,8 +64,8 @@ class BPFedAvg:
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         assert state.personal is not None
-        present = clients.present.nonzero()[:, 0]
         scores = clients.score(state.models.mean, self.scoring_examples)
+        present = clients.present.nonzero()[:, 0]  # who answered
         weight = temper_scores(scores, clients.num_examples, self.temperature)[present, 0].softmax(0)
         strength = torch.full((len(present),), 1 - self.forgetting)
         jobs = Jobs(torch.zeros_like(present), present, strength=strength, curvature=True)

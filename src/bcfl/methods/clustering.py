@@ -1,7 +1,6 @@
 """Clustering clients by their models: distances in parameter space, k-means, and warm-up."""
 
 import torch
-from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -33,6 +32,8 @@ def k_means(points: Tensor, weight: Tensor, num_clusters: int, seed: int, centre
     Distances among n points need only n coordinates, however many parameters the points have: k-means runs on those.
     With fewer points than clusters each point goes to the nearest centre (or to a cluster of its own).
     """  # (point, parameter), (point,) -> (point,)
+    from sklearn.cluster import KMeans  # takes a second to import, and only a server needs it
+
     everything = points if centres is None else torch.cat([points, centres])
     values, vectors = torch.linalg.eigh(gram(everything))
     coordinates = vectors * values.clamp(min=0).sqrt()  # (point and centre, coordinate): the same distances
