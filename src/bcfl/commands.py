@@ -17,8 +17,9 @@ from rich.table import Table
 
 from bcfl.data.datasets import DATASETS
 from bcfl.experiment.config import Config, load_config
+from bcfl.experiment.problem import Split
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import Observer, RunStoppedError, Split, resume, start
+from bcfl.experiment.run import Observer, RunStoppedError, resume, start
 from bcfl.experiment.sweep import Planned, by_method, expand, mean_and_deviation, plan, sweep
 from bcfl.methods import METHODS
 from bcfl.models import MODELS

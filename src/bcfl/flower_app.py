@@ -24,7 +24,8 @@ from bcfl.engines.client import LocalClient
 from bcfl.engines.flower import FlowerEngine, Respondent, Terms
 from bcfl.engines.flower.privacy import Ledger, privacy_from, spent
 from bcfl.experiment.config import Config, apply_override, parse_config, parse_section
-from bcfl.experiment.run import Split, import_object, load_data, model_factory, pose, run_on
+from bcfl.experiment.problem import Split, import_object, load_data, model_factory, pose
+from bcfl.experiment.run import run_on
 from bcfl.experiment.store import RunFolder
 from bcfl.local import Examples
 from bcfl.models import FlatModel, build

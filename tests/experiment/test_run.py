@@ -16,16 +16,8 @@ from torch import nn
 
 from bcfl.experiment import store
 from bcfl.experiment.config import Config
-from bcfl.experiment.run import (
-    Observer,
-    RunStoppedError,
-    Split,
-    is_unfinished,
-    load_result,
-    prepare,
-    resume,
-    start,
-)
+from bcfl.experiment.problem import Split, prepare
+from bcfl.experiment.run import Observer, RunStoppedError, is_unfinished, load_result, resume, start
 from bcfl.experiment.store import RunFolder
 
 
@@ -110,7 +102,7 @@ def test_a_complete_run_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     first = start(small_config(), path, num_workers=1)
     before = {item: item.read_bytes() for item in files_in(path)}
     monkeypatch.setattr("bcfl.experiment.run.Simulator", None)  # whoever trains fails
-    monkeypatch.setattr("bcfl.experiment.run.load", None)  # not even the data are needed
+    monkeypatch.setattr("bcfl.experiment.problem.load", None)  # not even the data are needed
     follower = Follower()
     again = resume(path, observers=[follower])
     assert again.summary() == first.summary() == load_result(path).summary()

@@ -11,7 +11,8 @@ from typing import Any
 
 from bcfl.data.partition import FederatedData
 from bcfl.experiment.config import Config, apply_override, parse_config, read_toml, set_value
-from bcfl.experiment.run import Observer, load_data, model_factory, pose, resume, start
+from bcfl.experiment.problem import load_data, model_factory, pose
+from bcfl.experiment.run import Observer, resume, start
 from bcfl.experiment.store import RunFolder
 
 

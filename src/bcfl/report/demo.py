@@ -13,7 +13,8 @@ from rich.text import Text
 from bcfl.association import align
 from bcfl.data.partition import FederatedData
 from bcfl.experiment.config import Config, load_config
-from bcfl.experiment.run import Split, prepare, start
+from bcfl.experiment.problem import Split, prepare
+from bcfl.experiment.run import start
 from bcfl.experiment.store import write_atomically
 from bcfl.report.html import report
 from bcfl.report.reading import Ints, Run, read_run

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bcfl.experiment.config import Config
-from bcfl.experiment.run import Split
+from bcfl.experiment.problem import Split
 from bcfl.report import require
 
 QUALITY = ("accuracy", "macro_f1", "nll", "ece")

@@ -1,0 +1,148 @@
+"""What a configuration stands for: the data, the model and the method, found and checked against each other."""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from bcfl.association import num_hypotheses
+from bcfl.data.arrays import from_arrays
+from bcfl.data.datasets import DATASETS, load
+from bcfl.data.partition import FederatedData, partition, with_validation
+from bcfl.experiment.config import FROM_PYTHON, Config
+from bcfl.federation import Method
+from bcfl.methods import make_method
+from bcfl.models import MODELS, ModelFactory, look_up
+
+
+class Split(Protocol):
+    """What a server may know of the clients' data: how many hold some, what it is called, and perhaps true groups."""
+
+    @property
+    def num_clients(self) -> int: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def group(self) -> Tensor | None: ...  # (client,)
+
+
+S = TypeVar("S", bound=Split)
+
+
+@dataclass(frozen=True)
+class Problem(Generic[S]):
+    """What a configuration stands for: data, model and method, checked against each other."""
+
+    data: S
+    factory: ModelFactory
+    method: Method
+
+
+def prepare(
+    config: Config, clients: Sequence[Any] | None = None, factory: ModelFactory | None = None
+) -> Problem[FederatedData]:
+    """The problem that `config` describes; a user's own clients and model take the place of named ones."""
+    return pose(config, load_data(config, clients), factory or model_factory(config))
+
+
+def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
+    """The configured method on these data, if there are enough clients for it."""
+    method = make_method(config.method["name"], {k: v for k, v in config.method.items() if k != "name"})
+    num_clusters = getattr(method, "num_clusters", 1)
+    if num_clusters > data.num_clients:
+        raise ValueError(f"method.num_clusters is {num_clusters}, but there are only {data.num_clients} clients")
+    max_hypotheses = getattr(method, "max_hypotheses", 1)
+    possible = num_hypotheses(num_clusters, min(data.num_clients, 64), overlapping=False)
+    if max_hypotheses > possible:
+        raise ValueError(f"method {config.method['name']!r} keeps {max_hypotheses} hypotheses, but {data.num_clients} "
+                         f"clients and {num_clusters} clusters allow only {possible}")  # fmt: skip
+    if config.method.get("cluster_size") is not None:
+        _check_cluster_size(config, num_clusters, data.num_clients)
+    return Problem(data, factory, method)
+
+
+def _check_cluster_size(config: Config, num_clusters: int, num_clients: int) -> None:
+    """Nothing happens if every round has as many clients as clusters of that size can hold."""
+    fewest, most = config.method["cluster_size"]
+    participation, experiment = config.experiment.participation(), config.experiment
+    for index in range(1, experiment.rounds + 1):
+        present = int(participation.draw(num_clients, experiment.seed, index)[0].sum())
+        if not fewest * num_clusters <= present <= most * num_clusters:
+            raise ValueError(f"method.cluster_size [{fewest}, {most}] with {num_clusters} clusters takes "
+                             f"{fewest * num_clusters} to {most * num_clusters} clients, but round {index} has "
+                             f"{present}")  # fmt: skip
+
+
+def load_data(config: Config, clients: Sequence[Any] | None = None) -> FederatedData:
+    """The configured data, cut into clients, or a user's own clients."""
+    data = _whole_data(config, clients)
+    return with_validation(data, config.data.validation, config.experiment.seed) if config.data.validation else data
+
+
+def _whole_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
+    section = config.data
+    if clients is None and section.factory is not None:
+        clients = _users_function(section.factory, "data.factory", list)()
+    if clients is not None:
+        return from_arrays(clients)
+    options = {"rotations": section.rotations, "domains": section.domains}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    seed = config.experiment.seed if section.seed is None else section.seed
+    if "seed" in (DATASETS[section.name].options if section.name in DATASETS else {}):
+        given["seed"] = seed
+    return partition(
+        load(section.name, section.path, **given),
+        section.partition,
+        seed,
+        share_floor=section.share_floor,
+        min_examples=section.min_examples,
+        path=section.partition_file,
+        clients_per_group=section.clients_per_group,
+    )
+
+
+def model_factory(config: Config) -> ModelFactory:
+    """The configured model, or the one that suits the configured data set."""
+    if config.model.factory is not None:
+        return _users_function(config.model.factory, "model.factory")
+    if config.model.name == "auto":  # parse_config knows no model for these data
+        raise ValueError(f"model.name must be given for these data, one of: {', '.join(MODELS)} (or model.factory)")
+    return look_up(config.model.name)
+
+
+def _users_function(reference: str, key: str, convert: Callable[[Any], Any] = lambda made: made) -> Callable[[], Any]:
+    """The function that `package.module:function` names; whatever it raises becomes a ValueError that names it."""
+    function = import_object(reference, key)
+
+    def call() -> Any:
+        try:
+            return convert(function())
+        except Exception as error:
+            raise ValueError(f"{key} {reference!r} failed: {type(error).__name__}: {error}") from error
+
+    return call
+
+
+def import_object(reference: str, key: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names; the working directory counts as a place to look."""
+    if reference == FROM_PYTHON:
+        raise ValueError(f"{key} was given in Python and must be given there again: bcfl.train(…, out=FOLDER) goes on "
+                         f"with an unfinished run, bcfl.load(FOLDER, model) reads a complete one")  # fmt: skip
+    module_name, colon, name = reference.partition(":")
+    if not colon or not name:
+        raise ValueError(f"{key} must be package.module:function, got {reference!r}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except Exception as error:  # a module of the user's may raise anything
+        raise ValueError(f"{key} {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{key} {reference!r} must be a function, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
