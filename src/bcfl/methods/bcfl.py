@@ -91,18 +91,13 @@ class BCFL:
     def _associate(self, state: Hypotheses, clients: Clients) -> Branches:
         """The best continuations of the past hypotheses, by how well their beliefs explain the clients' data."""
         num_beliefs, present = len(state.models), clients.present
-        random = generator(clients.seed, "evidence", clients.round)
-        prior = (
-            prior_of(state.models, 1 - self.forgetting, clients.num_parameters)
-            if self.evidence_points > 1
-            else state.models
-        )
+        random, refined = generator(clients.seed, "evidence", clients.round), self.evidence_points > 1
+        prior = prior_of(state.models, 1 - self.forgetting, clients.num_parameters) if refined else state.models
         points, log_alpha = evidence_points(prior, self.evidence_points, self.evidence_kind, random)
         scores = clients.score(points.flatten(0, 1), self.scoring_examples)  # (client, point × belief)
         scores = temper_scores(scores, clients.num_examples, self.temperature)[present]
         scores = scores.view(len(scores), -1, num_beliefs).transpose(1, 2)  # (client, belief, point)
         cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1)  # (hypothesis, client, cluster)
-        refined = self.evidence_points > 1
         num_candidates = self.max_hypotheses * (CANDIDATES if refined else 1)
         margin = -math.log(self.give_up_weight)
         kept = branch(state.log_weight, cost, num_candidates, self.cluster_size, state.family, margin)
