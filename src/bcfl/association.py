@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # loads its optimisers when they are first used: a client never needs them
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 ClusterSize = tuple[int, int]  # fewest and most clients in every cluster
@@ -146,7 +146,7 @@ def _rank_limited(cost: Tensor, k: int, cluster_size: ClusterSize) -> _Ranked:
         if banned:
             allowed[len(fixed), list(banned)] = math.inf
         try:
-            _, slot = linear_sum_assignment(np.concatenate([allowed[:, cluster_of_slot], stand_ins]))
+            _, slot = scipy.optimize.linear_sum_assignment(np.concatenate([allowed[:, cluster_of_slot], stand_ins]))
         except ValueError:  # SciPy's word for: every assignment is infinitely dear
             return None
         chosen = cluster_of_slot[slot[:num_clients]]
@@ -321,7 +321,7 @@ def align(assignment: Tensor, num_clusters: int) -> Tensor:
         both = (row >= 0) & (reference >= 0)
         pairs = row[both] * num_clusters + reference[both]
         overlap = torch.bincount(pairs, minlength=num_clusters**2).view(num_clusters, num_clusters)
-        _, new_index = linear_sum_assignment(overlap.numpy(), maximize=True)
+        _, new_index = scipy.optimize.linear_sum_assignment(overlap.numpy(), maximize=True)
         aligned.append(torch.where(row >= 0, torch.from_numpy(new_index)[row.clamp(min=0)], row))
     return torch.stack(aligned)
 

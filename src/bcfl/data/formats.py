@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.io
-import scipy.sparse
+import scipy  # loads io and sparse when they are first used: most runs need neither
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
