@@ -260,6 +260,18 @@ def test_a_late_answer_is_not_mixed_into_the_next_round(
     assert_same(result, without("bcfl-mh-3", kind))
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("local", "fedavg")])
+def test_a_client_that_misses_the_scores_stops_no_method(name: str, tmp_path: Path) -> None:
+    def lose(question: Message, answer: Message) -> Message | None:
+        ask = settings(question)
+        missed = question.metadata.message_type == "query.score" and ask["client"] == 1 and ask["round"] == 2
+        return None if missed else answer
+
+    result = federate(config_of(name), NUM_CLIENTS, tmp_path / "run", lose)
+    assert result.history[-1]["round"] == 3
+    assert result.state.models.is_finite()
+
+
 def test_a_client_that_comes_back_takes_part_again_with_its_old_association(tmp_path: Path) -> None:
     config = config_of("bcfl-g", 4)
     run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
