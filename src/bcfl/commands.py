@@ -224,7 +224,8 @@ def print_comparison(summaries: Sequence[dict[str, Any]]) -> None:
         cells = []
         for key in titles:
             both = mean_and_deviation([summary[key] for summary in runs])
-            cells.append("" if both is None else f"{both[0]:.3f} ± {both[1]:.3f}")
+            spread = f" ± {both[1]:.3f}" if both and len(runs) > 1 else ""  # one seed has no spread
+            cells.append("" if both is None else f"{both[0]:.3f}{spread}")
         steps = mean_and_deviation([summary["work"]["local_steps"] for summary in runs])
         table.add_row(method, *cells, f"{steps[0]:,.0f}" if steps else "", str(len(runs)))
     _console().print(table)
