@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bcfl.gaussian import Gaussian
+from bcfl.gaussian import Gaussian, temper
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ class Work:
 
 def prior_of(belief: Gaussian, strength: float, num_parameters: int) -> Gaussian:
     """The prior that a belief becomes for local training: belief^strength on the parameters, flat on the statistics."""
-    precision = belief.precision * strength
-    precision[..., num_parameters:] = 0
-    return Gaussian(belief.mean, precision)
+    prior = temper(belief, strength)
+    prior.precision[..., num_parameters:] = 0
+    return prior
 
 
 def one_story(state: Hypotheses) -> RoundInfo:

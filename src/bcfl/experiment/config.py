@@ -88,9 +88,8 @@ class Config:
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Plain values, ready for JSON."""
-        sections = {name: getattr(self, name) for name in SECTIONS}
-        plain = {n: dataclasses.asdict(s) if dataclasses.is_dataclass(s) else dict(s) for n, s in sections.items()}  # type: ignore[arg-type]
-        return json.loads(json.dumps(plain))  # type: ignore[no-any-return]  # tuples become lists, as JSON has them
+        plain: dict[str, dict[str, Any]] = json.loads(json.dumps(dataclasses.asdict(self)))  # tuples become lists
+        return plain
 
     def identity(self) -> str:
         """A short name of exactly these settings: two runs with the same identity give the same results."""
