@@ -113,7 +113,7 @@ def test_a_stronger_prior_holds_the_solution_closer_and_never_blows_up() -> None
 
 
 def test_a_weak_prior_keeps_its_digits() -> None:
-    pull = local._pull(torch.tensor([1e-6, 0.0, torch.inf]), 1, Training(learning_rate=0.01, momentum=0.9))
+    pull = local.proximal_pull(torch.tensor([1e-6, 0.0, torch.inf]), 1, Training(learning_rate=0.01, momentum=0.9))
     assert pull is not None
     assert pull.tolist() == pytest.approx([1e-7, 0, 1], rel=1e-5)
 

@@ -4,7 +4,7 @@ All of it runs in one thread on one FlatModel and is a function of its arguments
 in any worker.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,7 +104,7 @@ def fit(
     elif len(carried):
         velocity.copy_(carried)
     theta, gradient, prior_mean = model.parameters, model.gradient, prior.mean[:num_parameters]
-    pull = _pull(prior.precision[:num_parameters], num_examples, training)
+    pull = proximal_pull(prior.precision[:num_parameters], num_examples, training)
     fisher = torch.zeros(num_parameters) if curvature and training.fisher == "batch" else None
 
     for rows in batches(num_examples, training.batch_size, num_steps, generator):
@@ -128,7 +128,7 @@ def fit(
     return Gaussian(mean, precision), velocity
 
 
-def _pull(precision: Tensor, num_examples: int, training: Training) -> Tensor | None:
+def proximal_pull(precision: Tensor, num_examples: int | Tensor, training: Training) -> Tensor | None:
     """The weights w of the proximal step towards the prior's mean; None for a flat prior."""
     if not precision.any():
         return None
@@ -167,10 +167,11 @@ def log_likelihoods(model: FlatModel, vectors: Tensor, examples: Examples, rows:
             model.load(vector)
             parts = [-F.cross_entropy(model.module(x), y, reduction="none") for x, y in examples.chunks(rows)]
             torch.cat(parts, out=values[i])
-    return _floored(values)
+    return floored(values)
 
 
-def _floored(log_p: Tensor) -> Tensor:
+def floored(log_p: Tensor) -> Tensor:
+    """Log-likelihoods with the least that an example may have for those below it and for NaN."""
     return log_p.nan_to_num(nan=FLOOR).clamp(min=FLOOR)
 
 
@@ -207,18 +208,24 @@ def evaluate(model: FlatModel, vector: Tensor, examples: Examples, num_classes: 
     """How the model does on the client's examples, in evaluation mode."""
     model.module.eval()
     model.load(vector)
+    with torch.inference_mode():
+        chunks = examples.chunks(torch.arange(len(examples)))
+        return tally(((model.module(x), y) for x, y in chunks), num_classes)
+
+
+def tally(outputs: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> Evaluation:
+    """The evaluation of a model from its outputs (example, class) and the labels, part by part."""
     confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
     calibration = torch.zeros(NUM_BINS, 3, dtype=torch.float64)
     total = 0.0
-    with torch.inference_mode():
-        for x, y in examples.chunks(torch.arange(len(examples))):
-            log_p = _floored(model.module(x).log_softmax(1))
-            confidence, predicted = log_p.double().exp().max(1)
-            total += float(log_p.gather(1, y[:, None]).double().sum())
-            confusion += torch.bincount(y * num_classes + predicted, minlength=num_classes**2).view_as(confusion)
-            bins = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
-            ones = torch.ones_like(confidence)
-            calibration.index_add_(0, bins, torch.stack([ones, confidence, (predicted == y).double()], 1))
+    for output, y in outputs:
+        log_p = floored(output.log_softmax(1))
+        confidence, predicted = log_p.double().exp().max(1)
+        total += float(log_p.gather(1, y[:, None]).double().sum())
+        confusion += torch.bincount(y * num_classes + predicted, minlength=num_classes**2).view_as(confusion)
+        bins = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+        ones = torch.ones_like(confidence)
+        calibration.index_add_(0, bins, torch.stack([ones, confidence, (predicted == y).double()], 1))
     return Evaluation(confusion, total, calibration)
 
 

@@ -1,6 +1,7 @@
 """What one client does when it is asked: the same in every engine, so that every engine gives the same numbers."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +47,28 @@ def draw_model(factory: ModelFactory, layout: Layout, seed: int, *path: int) -> 
     return vector
 
 
+class Learning(Protocol):
+    """Whoever computes for a client: bcfl.local, or a device that does the same for many clients at once."""
+
+    def fit(
+        self,
+        model: FlatModel,
+        start: Tensor,
+        prior: Gaussian,
+        examples: Examples,
+        training: Training,
+        generator: torch.Generator,
+        *,
+        curvature: bool,
+        num_steps: int | None = None,
+        momentum: Tensor | None = None,
+    ) -> tuple[Gaussian, Tensor]: ...
+
+    def log_likelihoods(self, model: FlatModel, vectors: Tensor, examples: Examples, rows: Tensor) -> Tensor: ...
+
+    def evaluate(self, model: FlatModel, vector: Tensor, examples: Examples, num_classes: int) -> Evaluation: ...
+
+
 @dataclass(frozen=True)
 class LocalClient:
     """A client's place in the federation, its data and how it trains; every draw is a function of round and client."""
@@ -56,6 +79,7 @@ class LocalClient:
     training: Training
     seed: int
     draws_globally: bool  # whether the model draws from torch's global generator: see local.check_model
+    learning: Learning = local  # who computes
 
     def score(
         self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, summary: local.Summary
@@ -66,7 +90,7 @@ class LocalClient:
     def log_likelihoods(self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None) -> Tensor:
         """log p(y|x) under each model of the examples that this round scores."""  # (model, example)
         rows = local.scoring_rows(len(self.train), max_examples, self._stream("score", round_index, self.index))
-        return local.log_likelihoods(model, models, self.train, rows)
+        return self.learning.log_likelihoods(model, models, self.train, rows)
 
     def fit(
         self,
@@ -81,7 +105,7 @@ class LocalClient:
         momentum: Tensor | None = None,
     ) -> tuple[Gaussian, Tensor]:
         """The client's posterior from the prior belief^strength, and the momentum at its end."""
-        return local.fit(
+        return self.learning.fit(
             model,
             belief.mean if start is None else start,
             prior_of(belief, strength, model.num_parameters),
@@ -96,7 +120,7 @@ class LocalClient:
     def evaluate(self, model: FlatModel, vector: Tensor, num_classes: int) -> Evaluation | None:
         """How the model does on the client's test data; None if it has none."""
         self._stream("evaluate", self.index)
-        return local.evaluate(model, vector, self.test, num_classes) if len(self.test) else None
+        return self.learning.evaluate(model, vector, self.test, num_classes) if len(self.test) else None
 
     def _stream(self, *path: int | str) -> torch.Generator:
         """The client's stream of that name; torch's global generator joins it if the model draws from that."""

@@ -1,15 +1,7 @@
-"""Many clients on one machine: persistent one-thread workers, distinct jobs only, the same bits for any number of them.
-
-Workers are threads: torch lets go of the interpreter while it computes, so they scale like processes for real
-networks, and a model may be any callable of the user's, a lambda in a notebook included. One job runs in one worker
-from beginning to end and results are handed out in the order of the jobs, so nothing depends on how many there are.
-"""
+"""Many clients on one machine: distinct jobs only, in threads or stacked on a device, the same answers either way."""
 
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -20,6 +12,8 @@ from torch import Tensor
 from bcfl import local
 from bcfl.data.partition import FederatedData
 from bcfl.engines.client import LocalClient, continued_momentum, draw_model, is_usable, layout_of
+from bcfl.engines.stacked import Stack, find_device
+from bcfl.engines.workers import Workers
 from bcfl.federation import Choice, Jobs, Work
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
@@ -52,7 +46,7 @@ class Participation:
 
 
 class Simulator:
-    """All clients' data and the workers; `begin(round)` gives the federation as a method sees it in that round."""
+    """All clients' data and who computes for them; `begin(round)` gives the federation as a method sees it then."""
 
     def __init__(
         self,
@@ -62,6 +56,7 @@ class Simulator:
         seed: int,
         participation: Participation | None = None,
         num_workers: int | None = None,
+        device: str = "cpu",
     ):
         self.factory, self.training, self.seed = factory, training, seed
         self.participation = participation or Participation()
@@ -74,24 +69,22 @@ class Simulator:
         probe = FlatModel(build(factory, seed, "probe"))
         self.num_classes, draws_globally = local.check_model(probe, min(train, key=len), data.num_classes)
         self.layout = layout_of(probe, training)
-        self.clients = [
-            LocalClient(c, *own, training, seed, draws_globally) for c, own in enumerate(zip(train, test, strict=True))
-        ]
         self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
+        where = find_device(device)
+        stack = None if where is None else Stack(probe, where, [train[0], test[0]], training, draws_globally)
+        self._machine = stack or Workers(self.num_workers, lambda: FlatModel(build(factory, seed, "probe")))
+        self.clients = [
+            LocalClient(c, *own, training, seed, draws_globally, stack or local)
+            for c, own in enumerate(zip(train, test, strict=True))
+        ]
         # client -> belief -> the momentum that the client keeps of it: only for momentum_state = "client".
         self.momentum: dict[int, dict[int, Tensor]] = {}
-        self._thread = threading.local()
-        self._workers = ThreadPoolExecutor(self.num_workers, "bcfl-worker", initializer=self._start_worker)
         # The server's own sums, spread over the cores, would fight the workers and depend on how many cores there are.
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
 
-    def _start_worker(self) -> None:
-        torch.set_num_threads(1)
-        self._thread.model = FlatModel(build(self.factory, self.seed, "probe"))
-
     def close(self) -> None:
-        self._workers.shutdown(cancel_futures=True)
+        self._machine.close()
         torch.set_num_threads(self._threads_before)
 
     def __enter__(self) -> "Simulator":
@@ -107,18 +100,9 @@ class Simulator:
     def begin(self, round_index: int) -> "SimulatedClients":
         return SimulatedClients(self, round_index)
 
-    def run(self, task: Callable[[FlatModel], T]) -> "Future[T]":
-        return self._workers.submit(lambda: task(self._thread.model))
-
     def stream(self, tasks: Iterable[Callable[[FlatModel], T]]) -> Iterator[T]:
         """The results of the tasks, in their order; only a few are ever ahead, so that memory stays bounded."""
-        waiting: deque[Future[T]] = deque()
-        for task in tasks:
-            waiting.append(self.run(task))
-            if len(waiting) > 2 * self.num_workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        return self._machine.stream(tasks)
 
     def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]:
         """Each client's model on its own test data; None for a client without any."""
