@@ -83,11 +83,13 @@ def _progress_note(record: dict[str, Any]) -> str:
 def run(options: Namespace) -> int:
     config = load_config(options.config, options.overrides, seed=options.seed)
     out = options.out or _free_folder(Path("runs"), config)
-    return _show(options, lambda observers: start(config, out, num_workers=options.workers, observers=observers))
+    how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
+    return _show(options, lambda observers: start(config, out, **how, observers=observers))
 
 
 def resume_run(options: Namespace) -> int:
-    return _show(options, lambda observers: resume(options.run, num_workers=options.workers, observers=observers))
+    how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
+    return _show(options, lambda observers: resume(options.run, **how, observers=observers))
 
 
 def _show(options: Namespace, execute: Callable[[Sequence[Observer]], Result]) -> int:
@@ -202,7 +204,7 @@ def _show_all(options: Namespace, runs: Sequence[Planned]) -> int:
         return () if options.quiet else bars[-1:]
 
     try:
-        summaries = sweep(runs, options.workers, follow)
+        summaries = sweep(runs, options.workers, follow, options.device)
     finally:
         for bar in bars:
             bar.close()

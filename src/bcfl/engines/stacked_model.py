@@ -69,10 +69,10 @@ class StackedModel:
 
     def masks(self, generators: Sequence[torch.Generator], batch_size: int) -> list[Tensor]:
         """What the dropout layers keep in one step of each job, drawn from its generator as the layers would."""
-        drawn = []  # (job, call)
+        calls, drawn = self._dropout_calls(batch_size), []  # (job, call)
         for generator in generators:
             self.model.seed(generator)
-            drawn.append([dropout.draw(like) for dropout, like in self._dropout_calls(batch_size)])
+            drawn.append([dropout.draw(like) for dropout, like in calls])
         return [torch.stack(of_call).to(self.device) for of_call in zip(*drawn, strict=True)]  # (call, job, ...)
 
     def num_activations(self, batch_size: int) -> int:
@@ -84,15 +84,16 @@ class StackedModel:
             counted += tensor.numel()
             return tensor
 
-        self.module.train()
-        self.model.seed(torch.Generator())
         with saved_tensors_hooks(count, lambda tensor: tensor):
-            self.module(self._any_batch(batch_size))
+            self._pass(batch_size)
         return counted
 
-    def _any_batch(self, batch_size: int) -> Tensor:
-        """Some input in the shape and layout that a client's batch has on the CPU, where the module itself lives."""
-        return self._examples.batch(torch.zeros(batch_size, dtype=torch.int64))[0]
+    def _pass(self, batch_size: int) -> None:
+        """Sends some batch through the module itself, on the CPU, in the layout that batches have there."""
+        self.module.train()
+        self.model.seed(torch.Generator())
+        with torch.random.fork_rng(devices=[]):  # nobody's draws depend on whether this was tried
+            self.module(self._examples.batch(torch.zeros(batch_size, dtype=torch.int64))[0])
 
     def _dropout_calls(self, batch_size: int) -> list[tuple[SeededDropout, Tensor]]:
         """The dropout layers in the order in which a step calls them, each with the shape and layout of its input."""
@@ -106,10 +107,7 @@ class StackedModel:
                     calls.append((dropout, torch.empty_like(inputs[0], device="meta")))
 
             hooks = [dropout.register_forward_pre_hook(note) for dropout in self.model.dropouts]
-            self.module.train()
-            self.model.seed(torch.Generator())
-            with torch.no_grad():
-                self.module(self._any_batch(batch_size))
+            self._pass(batch_size)
             for hook in hooks:
                 hook.remove()
             self._dropped[batch_size] = calls

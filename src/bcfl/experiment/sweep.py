@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bcfl.data.partition import FederatedData
+from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import Config, apply_override, parse_config, read_toml, set_value
 from bcfl.experiment.problem import load_data, model_factory, pose
 from bcfl.experiment.run import Observer, resume, start
@@ -72,16 +73,19 @@ def sweep(
     runs: Sequence[Planned],
     num_workers: int | None = None,
     observers_for: Callable[[int, Planned], Sequence[Observer]] = lambda position, run: (),
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """The summaries of all runs; those that are complete are read, those that were stopped go on.
 
     One run at a time: each of them uses all cores by itself.
     """
+    find_device(device)
     _check([run.config for run in runs if not run.complete])
     summaries = []
     for position, run in enumerate(runs):
         if not run.complete:
-            own: dict[str, Any] = {"num_workers": num_workers, "observers": observers_for(position, run)}
+            how: dict[str, Any] = {"num_workers": num_workers, "device": device}
+            own = {**how, "observers": observers_for(position, run)}
             if RunFolder(run.path).has("config.json"):
                 resume(run.path, **own)
             else:
