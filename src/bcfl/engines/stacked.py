@@ -211,7 +211,7 @@ class Stack:
     def _outputs(self, questions: Sequence[_Outputs]) -> list[Tensor]:
         """The models' outputs on each question's examples, on the CPU: (model, example, class).
 
-        In evaluation mode examples do not touch each other: all that a model is asked about is one batch.
+        As a rule examples do not touch each other in evaluation mode: all that a model is asked about is one batch.
         """
         loads: dict[int, _Load] = {}  # each distinct model once
         answers: list[list[Tensor]] = []
@@ -223,10 +223,13 @@ class Stack:
                 load.places.append((i, m))
                 load.rows.append(rows)
         waiting = iter(sorted(loads.values(), key=_Load.__len__))  # those of like length side by side
-        while bunch := list(islice(waiting, self.jobs_at_a_time)):
+        while bunch := list(islice(waiting, 1 if self.model.mixes_examples else self.jobs_at_a_time)):
             vectors = torch.stack([load.vector for load in bunch]).to(self.device)
-            rows = pad_sequence([torch.cat(load.rows) for load in bunch], batch_first=True)  # with any row of the pool
-            parts = rows.split(max(self._examples_at_a_time // len(bunch), 1), 1)
+            if self.model.mixes_examples:  # the batches that the plain simulator takes
+                parts = [part[None] for rows in bunch[0].rows for part in rows.split(local.CHUNK)]
+            else:
+                padded = pad_sequence([torch.cat(load.rows) for load in bunch], batch_first=True)  # with any row
+                parts = padded.split(max(self._examples_at_a_time // len(bunch), 1), 1)
             said = [self.model.outputs(vectors, self._batch(questions[0].examples, part)[0]) for part in parts]
             for load, output in zip(bunch, torch.cat(said, 1).cpu(), strict=True):
                 for (i, m), own in zip(

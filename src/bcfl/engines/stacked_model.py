@@ -25,11 +25,13 @@ class StackedModel:
 
     def __init__(self, model: FlatModel, device: torch.device, examples: Examples, one_by_one: bool):
         self.model, self.module, self.device, self._examples = model, model.module, device, examples
+        model.load(model.vector)  # counters at their beginning, whatever was done with the model before
         buffers = dict(self.module.named_buffers())
         self._statistics = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
         self._counters = {name: buffer.clone() for name, buffer in buffers.items() if not buffer.is_floating_point()}
         self._dropped: dict[int, list[tuple[SeededDropout, Tensor]]] = {}  # see _dropout_calls
         self._each: Callable[[Stacked], Stacked] = in_turn
+        self.mixes_examples = self._mixes_examples()
         if not one_by_one and self._can_be_stacked():
             self._each = vmap
 
@@ -152,10 +154,23 @@ class StackedModel:
         of = zip(self._statistics.items(), parts, strict=True)
         return {name: views(part, [like])[0] for (name, like), part in of}
 
+    def _mixes_examples(self) -> bool:
+        """Whether in evaluation mode what the model says of an example depends on the others of its batch."""
+        x, vector = self._some(4)[0], self.model.vector.to(self.device)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                alone = torch.cat([self.outputs(vector[None], one[None, None])[0] for one in x])
+                return not _near(self.outputs(vector[None], x[None])[0], alone)
+        except ValueError:  # BatchNorm without statistics of its own needs more than one
+            return True
+
+    def _some(self, count: int) -> tuple[Tensor, Tensor]:
+        x, y = self._examples.batch(torch.arange(min(count, len(self._examples))))
+        return x.to(self.device), y.to(self.device)
+
     def _can_be_stacked(self) -> bool:
         """Whether vmap over two jobs can be done, and gives what each of them gives alone; if not, that is told."""
-        x, y = (part.to(self.device) for part in self._examples.batch(torch.arange(min(2, len(self._examples)))))
-        vector = self.model.vector.to(self.device)
+        (x, y), vector = self._some(2), self.model.vector.to(self.device)
         vectors, xx, yy = torch.stack([vector, 0.9 * vector]), torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)])
         parameters, statistics = vectors.split([self.model.num_parameters, self.model.num_statistics], 1)
         masks = self.masks([torch.Generator().manual_seed(job) for job in range(2)], len(x))
