@@ -35,7 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     "deploy": RUNNING,
     "flower_app": RUNNING | {"deploy"},
     "door": RUNNING,
-    "commands": RUNNING | {"deploy", "door", "report"},
+    "progress": RUNNING,
+    "commands": RUNNING | {"deploy", "door", "progress", "report"},
     "cli": {"commands"},
     "__main__": {"cli"},
     "__init__": {"door", "experiment"},  # for type checkers, and by name when first asked for

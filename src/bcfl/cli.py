@@ -122,23 +122,20 @@ def build_parser() -> argparse.ArgumentParser:
     _add_settings(compare)
     compare.add_argument("--methods", required=True, metavar="A,B,…", help="methods, as in `bcfl list methods`")
     compare.add_argument("--seeds", default="0", metavar="0,1,…", help="seeds (default: 0)")
-    compare.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: runs)"
-    )
+    _add_many(compare)
     _add_output(compare)
 
     sweep = add(
         "sweep",
         "all runs of experiment files",
-        "Run every combination that experiment files describe in their [sweep] sections, one after the other. What is "
-        "already done is not run again; a stopped sweep goes on where it was.",
+        "Run every combination that experiment files describe in their [sweep] sections, the first seed of all before "
+        "the second of any. What is already done is not run again; a stopped sweep goes on where it was; several "
+        "sweeps may share a folder.",
         SWEEP_EXAMPLES,
     )
     sweep.add_argument("configs", nargs="+", type=Path, metavar="FILE.toml", help="experiment files")
     _add_settings(sweep)
-    sweep.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: runs)"
-    )
+    _add_many(sweep)
     sweep.add_argument("--dry-run", action="store_true", help="only list the runs, and which of them are done")
     _add_output(sweep)
 
@@ -205,6 +202,15 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         metavar="SECTION.KEY=VALUE",
         help="change one setting; sections: data, model, method, training, experiment",
+    )
+
+
+def _add_many(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: runs)"
+    )
+    parser.add_argument(
+        "--jobs", type=_positive, metavar="N", help="runs side by side (default: what keeps all cores busy)"
     )
 
 

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from bcfl.association import align, entropy, marginals
 from bcfl.experiment.config import parse_config
+from bcfl.experiment.sweep import differences, text_of, title_of
 from bcfl.methods import make_method
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-# What may differ between runs that are averaged: who drew the numbers and where the data lay, not what was asked.
-NOT_A_SETTING = {("experiment", "seed"), ("data", "seed"), ("data", "path"), ("experiment", "checkpoint_every")}
 
 
 @dataclass(frozen=True)
@@ -192,8 +190,14 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 class Group:
     """Runs that differ in nothing but their seed."""
 
-    label: str
+    method: str
+    settings: dict[str, Any]  # section.key -> value, of what differs between groups beside the method
     runs: list[Run]
+
+    @property
+    def label(self) -> str:
+        """The method and what else tells the group from others."""
+        return ", ".join([self.method, *(f"{title_of(key)} {text_of(v)}" for key, v in self.settings.items())])
 
     def band(self, value_of: Callable[[Run], dict[int, float]]) -> tuple[Ints, Floats, Floats]:
         """Mean and sample standard deviation over seeds, at the rounds that all of the group's runs have reached."""
@@ -206,32 +210,11 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """The runs by settings, in the order in which they first appear; a label names the method and what else differs."""
-    members: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-    for run in runs:
-        members.setdefault(tuple(sorted(_settings(run).items())), []).append(run)
-    settings = [dict(key) for key in members]
-
-    def differs(key: str, method: str) -> bool:
-        # Methods have options of their own: those are only compared between settings of one method.
-        compared = [s for s in settings if s["method.name"] == method or not key.startswith("method.")]
-        return key != "method.name" and len({s.get(key) for s in compared}) > 1
-
-    groups = []
-    for own, group in zip(settings, members.values(), strict=True):
-        method = own["method.name"]
-        others = [f"{key.split('.')[1]} {value}" for key, value in own.items() if differs(key, method)]
-        groups.append(Group(", ".join([method, *others]), group))
-    return groups
-
-
-def _settings(run: Run) -> dict[str, str]:
-    return {
-        f"{section}.{name}": value if isinstance(value, str) else json.dumps(value)
-        for section, values in run.config.items()
-        for name, value in values.items()
-        if (section, name) not in NOT_A_SETTING
-    }
+    """The runs by method and settings, in the order in which they first appear."""
+    groups: dict[str, Group] = {}
+    for run, settings in zip(runs, differences([run.config for run in runs]), strict=True):
+        groups.setdefault(json.dumps([run.method, settings]), Group(run.method, settings, [])).runs.append(run)
+    return list(groups.values())
 
 
 def accumulated_co_association(run: Run, clients: Ints | None = None) -> Floats:
