@@ -106,13 +106,13 @@ class SweepProgress:
             return
         if self._bars is None:
             self._bars = _bars(self._console)
-            self._bars.start()
             self._all, self._own = (self._bars.add_task("", note="") for _ in range(2))
         whole = f"all, {outlook.runs_done} of {outlook.num_runs} runs done"
         self._bars.update(
             self._all, description=whole, completed=outlook.rounds_done, total=outlook.num_rounds, note=_left(outlook)
         )
         self._bars.update(self._own, description=run, completed=done, total=rounds or None, note=note)
+        self._bars.start()  # where it runs already, nothing happens
 
     def begun(self, run: str, num_clients: int, first_round: int, rounds: int) -> None:
         if self._console.is_terminal:
@@ -152,15 +152,16 @@ def _left(outlook: Outlook) -> str:
     """The time left in words, and how much of it is a guess."""
     if outlook.seconds_left is None:
         return "time left not known yet"
-    minutes = outlook.seconds_left / 60
-    time_left = (
-        f"{outlook.seconds_left:.0f} s"
-        if minutes < 2
-        else f"{minutes:.0f} min"
-        if minutes < 90
-        else f"{minutes // 60:.0f} h {minutes % 60:.0f} min"
-        if minutes < 48 * 60
-        else f"{minutes / 60 / 24:.1f} days"
-    )
     guessed = f", {outlook.guessed} runs' share guessed from other methods" if outlook.guessed else ""
-    return f"about {time_left} left{guessed}"
+    return f"about {_words(outlook.seconds_left)} left{guessed}"
+
+
+def _words(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes / 60 / 24:.1f} days"

@@ -255,9 +255,7 @@ def test_several_jobs_give_the_same_results_as_one(tmp_path: Path) -> None:
     assert [outcome(run.path) for run in one] == [outcome(run.path) for run in two]
 
 
-@pytest.mark.parametrize(
-    ("cores", "workers", "jobs"), [(1, None, 1), (8, None, 1), (16, 8, 2), (64, 10, 6)], ids=str
-)
+@pytest.mark.parametrize(("cores", "workers", "jobs"), [(1, None, 1), (8, None, 1), (16, 8, 2), (64, 10, 6)], ids=str)
 def test_by_default_as_many_runs_at_once_as_keep_the_cores_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, workers: int | None, jobs: int
 ) -> None:
