@@ -21,8 +21,14 @@ from bcfl.experiment.problem import Split, load_data, model_factory, pose
 from bcfl.experiment.run import Observer, resume, start
 from bcfl.experiment.store import RunFolder, TakenError
 
-# What may differ between runs that are averaged: who drew the numbers and where the data lay, not what was asked.
-NOT_A_SETTING = {"experiment.seed", "data.seed", "data.path", "experiment.checkpoint_every"}
+# What may differ between runs that are averaged: who drew the numbers, where the data lay, when a run was looked at.
+NOT_A_SETTING = {
+    "experiment.seed",
+    "data.seed",
+    "data.path",
+    "experiment.checkpoint_every",
+    "experiment.evaluate_every",
+}
 LISTED = {"methods": "method.name", "seeds": "experiment.seed"}  # what has a name of its own in a [sweep] section
 PATIENCE = 1.0  # seconds between two looks at a run that another process has in hand
 
