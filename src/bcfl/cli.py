@@ -152,7 +152,12 @@ def _add_looking(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -
     text = "One page with everything about a run, or about several side by side; it needs no network."
     report = add("report", "see what happened: one HTML page", text, REPORT_EXAMPLES)
     figures = add("figures", "figures for papers", "Every figure of a run as PNG, SVG and PDF.", FIGURES_EXAMPLES)
-    table = add("table", "tables for papers", "Mean ± standard deviation over seeds, a row a method.", TABLE_EXAMPLES)
+    table = add(
+        "table",
+        "tables for papers",
+        "Mean ± standard deviation over seeds, a row a method and combination of settings that vary.",
+        TABLE_EXAMPLES,
+    )
     for parser in (report, figures, table):
         parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of run folders")
     report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
