@@ -20,6 +20,7 @@ from torch import Tensor
 from bcfl import local
 from bcfl.data.partition import FederatedData
 from bcfl.engines.client import LocalClient, continued_momentum, draw_model, is_usable, layout_of
+from bcfl.engines.memory import give_back_memory, keep_freed_memory
 from bcfl.federation import Choice, Jobs, Work
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
@@ -63,6 +64,7 @@ class Simulator:
         participation: Participation | None = None,
         num_workers: int | None = None,
     ):
+        keep_freed_memory()
         self.factory, self.training, self.seed = factory, training, seed
         self.participation = participation or Participation()
         (x_train, images), (x_test, _) = local.pool(data.x_train), local.pool(data.x_test)
@@ -92,6 +94,7 @@ class Simulator:
 
     def close(self) -> None:
         self._workers.shutdown(cancel_futures=True)
+        give_back_memory()
         torch.set_num_threads(self._threads_before)
 
     def __enter__(self) -> "Simulator":
