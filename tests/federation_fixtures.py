@@ -141,7 +141,7 @@ class ConjugateClients:
             yield self._posterior(models[belief], belief, j, strength, jobs.curvature)
 
     def fit_best(
-        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
     ) -> Iterator[Choice]:
         best = self.score(models.mean).argmax(1).tolist()
         for j in self.present.nonzero()[:, 0].tolist():

@@ -114,6 +114,9 @@ def print_result(result: Result) -> None:
         f"traffic: {work['parameters_down']:,} model numbers down, {work['parameters_up']:,} up, "
         f"{work['scalars_up']:,} scores up, {work['exchanges']:,} exchanges"
     )
+    if "spared_examples" in work:
+        in_full = work["scored_examples"] + work["spared_examples"]
+        console.print(f"racing: {work['spared_examples']:,} of {in_full:,} examples needed no scoring")
     if work["rejected"] or work["late"]:
         console.print(f"left out: {work['rejected']} non-finite and {work['late']} late answers")
     if result.path:

@@ -95,11 +95,22 @@ class Clients(Protocol):
         """A freshly initialised model, a function of the run's seed and `path`."""  # (vector,)
         ...
 
-    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
+    def score(self, models: Tensor, max_examples: int | None = None, wanted: Tensor | None = None) -> Tensor:
         """Log-likelihood of each client's data under each model, scaled up to all of the client's examples.
 
         All models of a client are scored on the same examples (at most `max_examples`); rows of absent clients are NaN.
+        With `wanted` (client, model) bool only these are scored, to the same bits, and all others are NaN.
         """  # (model, vector) -> (client, model) float64
+        ...
+
+    def look(
+        self, models: Tensor, max_examples: int | None, wanted: Tensor, first: int, last: int
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of the models' log-likelihoods over a part of the examples that a score would use.
+
+        The part is first:last in an order that is random, but the same for all models and looks of a round. Only the
+        `wanted` (client, model) are looked at; all others are NaN. A client that fails to answer leaves the round.
+        """  # (model, vector) -> (client, model) and (client, model, model) float64
         ...
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
@@ -111,9 +122,12 @@ class Clients(Protocol):
         ...
 
     def fit_best(
-        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
     ) -> Iterator[Choice]:
-        """Score and fit in one exchange: every present client trains the one belief that explains its data best."""
+        """Score and fit in one exchange: every present client trains the one belief that explains its data best.
+
+        With `racing` a client may miss its best belief with this probability, and scores less: see `bcfl.racing`.
+        """
         ...
 
 
@@ -141,15 +155,23 @@ class Work:
     trainings: int = 0
     local_steps: int = 0
     scored_examples: int = 0  # (example, model) pairs
+    spared_examples: int | None = None  # how many more a scoring without racing would have taken; None: no racing
     parameters_down: int = 0  # numbers sent to clients that belong to models
     parameters_up: int = 0
-    scalars_up: int = 0  # scores and choices
+    scalars_up: int = 0  # scores, what looks tell, and choices
     exchanges: int = 0
     rejected: int = 0  # answers left out because they were not finite, or beyond all bounds
     late: int = 0  # answers left out because they did not come in time
 
     def as_dict(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: count for name, count in counts.items() if count is not None}
+
+    def count_scored(self, num_scored: int, num_without_racing: int | None = None) -> None:
+        """Add scored (example, model) pairs and, where there is a race, how many it would have been without."""
+        self.scored_examples += num_scored
+        if num_without_racing is not None:
+            self.spared_examples = (self.spared_examples or 0) + num_without_racing - num_scored
 
 
 def prior_of(belief: Gaussian, strength: float, num_parameters: int) -> Gaussian:

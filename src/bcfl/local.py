@@ -4,7 +4,7 @@ All of it runs in one thread on one FlatModel and is a function of its arguments
 in any worker.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -158,7 +158,7 @@ def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, genera
     return fisher
 
 
-def log_likelihoods(model: FlatModel, vectors: Tensor, examples: Examples, rows: Tensor) -> Tensor:
+def log_likelihoods(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
     """log p(y|x) of each chosen example under each model, in evaluation mode."""  # (model, example)
     model.module.eval()
     values = torch.empty(len(vectors), len(rows))

@@ -1,5 +1,6 @@
 """What one client does when it is asked: the same in every engine, so that every engine gives the same numbers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from bcfl.federation import prior_of
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
+from bcfl.racing import moments, race
 from bcfl.randomness import generator
 
 LARGEST = 1e18  # of a mean or precision: training that went off beyond it has diverged
@@ -57,16 +59,66 @@ class LocalClient:
     seed: int
     draws_globally: bool  # whether the model draws from torch's global generator: see local.check_model
 
+    def num_scored(self, max_examples: int | None) -> int:
+        """How many examples a score uses."""
+        return min(len(self.train), max_examples or len(self.train))
+
     def score(
-        self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, summary: local.Summary
+        self,
+        model: FlatModel,
+        models: Tensor | Sequence[Tensor],
+        round_index: int,
+        max_examples: int | None,
+        summary: local.Summary,
     ) -> Tensor:
         """A number per model that says how well it explains the client's data."""  # (model, vector) -> (model,)
         return summary(self.log_likelihoods(model, models, round_index, max_examples), len(self.train))
 
-    def log_likelihoods(self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None) -> Tensor:
-        """log p(y|x) under each model of the examples that this round scores."""  # (model, example)
+    def log_likelihoods(
+        self,
+        model: FlatModel,
+        models: Tensor | Sequence[Tensor],
+        round_index: int,
+        max_examples: int | None,
+        part: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """log p(y|x) under each model of the examples that this round scores.
+
+        A part (first, last) is of these examples in a random order: as they lie they may be sorted by label.
+        """  # (model, example)
         rows = local.scoring_rows(len(self.train), max_examples, self._stream("score", round_index, self.index))
+        if part is not None:
+            order = torch.randperm(len(rows), generator=self._stream("look", round_index, self.index))
+            rows = rows[order[slice(*part)]]
         return local.log_likelihoods(model, models, self.train, rows)
+
+    def best(
+        self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, racing: float
+    ) -> tuple[int, int]:
+        """The model that explains the client's data best, and how many (example, model) pairs were scored to find it.
+
+        With `racing` it is another one with that probability at most: see `bcfl.racing`.
+        """
+        num_models, num_scored, pairs = len(models), self.num_scored(max_examples), 0
+        left = torch.arange(num_models)
+
+        def look(wanted: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+            nonlocal pairs
+            own = wanted[0].nonzero()[:, 0]
+            pairs += len(own) * (last - first)
+            part = self.log_likelihoods(model, [models[m] for m in own], round_index, max_examples, (first, last))
+            mean, covariance = among(num_models, own, *moments(part))
+            return mean[None], covariance[None]
+
+        if racing:
+            one = torch.ones(1, dtype=torch.float64)
+            wanted, _ = race(look, one.bool(), one * num_scored, one, left[None], one.log(), 1, racing)
+            left = wanted[0].nonzero()[:, 0]
+            if len(left) == 1:
+                return int(left), pairs
+        contenders = [models[m] for m in left]
+        scores = self.score(model, contenders, round_index, max_examples, local.total_log_likelihood)
+        return int(left[scores.argmax()]), pairs + len(left) * num_scored
 
     def fit(
         self,
@@ -104,6 +156,23 @@ class LocalClient:
         if self.draws_globally:
             torch.manual_seed(stream.initial_seed())
         return stream
+
+
+def wanted_models(present: Tensor, num_models: int, wanted: Tensor | None) -> dict[int, Tensor]:
+    """Which models each client is to score, for the present clients that are to score any; all of them by default."""
+    clients: list[int] = present.nonzero()[:, 0].tolist()
+    if wanted is None:
+        return dict.fromkeys(clients, torch.arange(num_models))
+    return {client: wanted[client].nonzero()[:, 0] for client in clients if wanted[client].any()}
+
+
+def among(num_models: int, own: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """What a look at a client's own models tells, in its place among all models; NaN for the others."""
+    all_means = torch.full((num_models,), torch.nan, dtype=torch.float64)
+    all_covariances = torch.full((num_models, num_models), torch.nan, dtype=torch.float64)
+    all_means[own] = mean
+    all_covariances[own[:, None], own] = covariance
+    return all_means, all_covariances
 
 
 def is_usable(posterior: Gaussian) -> bool:

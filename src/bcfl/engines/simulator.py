@@ -19,12 +19,21 @@ from torch import Tensor
 
 from bcfl import local
 from bcfl.data.partition import FederatedData
-from bcfl.engines.client import LocalClient, continued_momentum, draw_model, is_usable, layout_of
+from bcfl.engines.client import (
+    LocalClient,
+    among,
+    continued_momentum,
+    draw_model,
+    is_usable,
+    layout_of,
+    wanted_models,
+)
 from bcfl.engines.memory import give_back_memory, keep_freed_memory
 from bcfl.federation import Choice, Jobs, Work
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
+from bcfl.racing import moments
 from bcfl.randomness import numpy_generator
 
 T = TypeVar("T")
@@ -149,25 +158,53 @@ class SimulatedClients:
     def draw_model(self, *path: int) -> Tensor:
         return draw_model(self.engine.factory, self.layout, self.seed, *path)
 
-    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        return self._score(models, max_examples, local.total_log_likelihood)
+    def score(self, models: Tensor, max_examples: int | None = None, wanted: Tensor | None = None) -> Tensor:
+        return self._score(models, max_examples, local.total_log_likelihood, wanted)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         return self._score(models, max_examples, local.share_explained)
 
-    def _score(self, models: Tensor, max_examples: int | None, summary: local.Summary) -> Tensor:
-        clients = self._present_clients()
-        tasks = (
-            partial(self._scores_of, c, models=models, max_examples=max_examples, summary=summary) for c in clients
-        )
+    def _score(
+        self, models: Tensor, max_examples: int | None, summary: local.Summary, wanted: Tensor | None = None
+    ) -> Tensor:
+        def task(client: int, own: Tensor, model: FlatModel) -> Tensor:
+            vectors = [models[m] for m in own]
+            return self.engine.clients[client].score(model, vectors, self.round, max_examples, summary)
+
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
-        for client, row in zip(clients, self.engine.stream(tasks), strict=True):
-            scores[client] = row
-            self._count_scored(client, len(models), max_examples)
-        self.work.exchanges += 1
-        self.work.scalars_up += len(clients) * len(models)
-        self.work.parameters_down += len(clients) * len(models) * self.layout.num_evaluated
+        own_of = wanted_models(self.present, len(models), wanted)
+        answers = self.engine.stream(partial(task, *item) for item in own_of.items())
+        for (client, own), row in zip(own_of.items(), answers, strict=True):
+            scores[client, own] = row
+        for client in self._present_clients():
+            num_scored = self.engine.clients[client].num_scored(max_examples)
+            in_full = None if wanted is None else len(models) * num_scored
+            self.work.count_scored(len(own_of.get(client, [])) * num_scored, in_full)
+        self._count_asked(own_of)
+        self.work.scalars_up += sum(len(own) for own in own_of.values())
         return scores
+
+    def look(
+        self, models: Tensor, max_examples: int | None, wanted: Tensor, first: int, last: int
+    ) -> tuple[Tensor, Tensor]:
+        def task(client: int, own: Tensor, model: FlatModel) -> tuple[Tensor, Tensor]:
+            vectors, part = [models[m] for m in own], (first, last)
+            return moments(self.engine.clients[client].log_likelihoods(model, vectors, self.round, max_examples, part))
+
+        mean = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
+        covariance = torch.full((*mean.shape, len(models)), torch.nan, dtype=torch.float64)
+        own_of = wanted_models(self.present, len(models), wanted)
+        answers = self.engine.stream(partial(task, *item) for item in own_of.items())
+        for (client, own), answer in zip(own_of.items(), answers, strict=True):
+            mean[client], covariance[client] = among(len(models), own, *answer)
+            self.work.count_scored(len(own) * (last - first), 0)
+            self.work.scalars_up += len(own) * (len(own) + 1)
+        self._count_asked(own_of)
+        return mean, covariance
+
+    def _count_asked(self, own_of: dict[int, Tensor]) -> None:
+        self.work.exchanges += bool(own_of)
+        self.work.parameters_down += sum(len(own) for own in own_of.values()) * self.layout.num_evaluated
 
     def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
         pairs = zip(jobs.belief.tolist(), jobs.client.tolist(), strict=True)
@@ -186,31 +223,28 @@ class SimulatedClients:
             yield self._received(client, belief, jobs, *next(results))
 
     def fit_best(
-        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
     ) -> Iterator[Choice]:
-        def task(client: int, model: FlatModel) -> tuple[int, tuple[Gaussian, Tensor]]:
-            scores = self._scores_of(client, model, models.mean, max_examples, local.total_log_likelihood)
-            best = int(scores.argmax())
-            return best, self._posterior_of(client, best, models, jobs, 0, model)
+        def task(client: int, model: FlatModel) -> tuple[int, int, tuple[Gaussian, Tensor]]:
+            own = self.engine.clients[client]
+            best, num_scored = own.best(model, models.mean, self.round, max_examples, racing)
+            return best, num_scored, self._posterior_of(client, best, models, jobs, 0, model)
 
         jobs = Jobs(torch.empty(0), torch.empty(0), strength=torch.tensor([strength]), curvature=curvature)
         clients = self._present_clients()
         in_time = [client for client in clients if self.in_time[client]]
         self.work.exchanges += 1
         self.work.late += len(clients) - len(in_time)
-        for client, (best, answer) in zip(in_time, self.engine.stream(partial(task, c) for c in in_time), strict=True):
-            self._count_scored(client, len(models), max_examples)
+        answers = self.engine.stream(partial(task, client) for client in in_time)
+        for client, (best, num_scored, answer) in zip(in_time, answers, strict=True):
+            in_full = len(models) * self.engine.clients[client].num_scored(max_examples)
+            self.work.count_scored(num_scored, in_full if racing else None)
             self.work.scalars_up += 1
             self.work.parameters_down += len(models) * self.layout.numbers_sent(curvature)
             yield Choice(client, best, self._received(client, best, jobs, *answer))
 
     def _present_clients(self) -> list[int]:
         return self.present.nonzero()[:, 0].tolist()
-
-    def _scores_of(
-        self, client: int, model: FlatModel, models: Tensor, max_examples: int | None, summary: local.Summary
-    ) -> Tensor:
-        return self.engine.clients[client].score(model, models, self.round, max_examples, summary)
 
     def _posterior_of(
         self, client: int, belief: int, models: Gaussian, jobs: Jobs, job: int, model: FlatModel
@@ -239,7 +273,3 @@ class SimulatedClients:
                 self.engine.momentum[client] = {}
             self.engine.momentum[client][belief] = momentum
         return posterior
-
-    def _count_scored(self, client: int, num_models: int, max_examples: int | None) -> None:
-        num_examples = len(self.engine.clients[client].train)
-        self.work.scored_examples += num_models * min(num_examples, max_examples or num_examples)

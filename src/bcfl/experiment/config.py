@@ -95,6 +95,8 @@ class Config:
         """A short name of exactly these settings: two runs with the same identity give the same results."""
         values = self.as_dict()
         del values["data"]["path"]  # where the data lies does not change what they are
+        if not values["method"].get("racing"):  # runs from before there was racing keep their names
+            values["method"].pop("racing", None)
         text = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -275,6 +277,13 @@ def _check_ranges(config: Config) -> None:
         rules["method.forgetting"] = (0 <= config.method["forgetting"] <= 1, "in [0, 1]")
     if "min_weight" in config.method:
         rules["method.min_weight"] = (0 <= config.method["min_weight"] < 1, "in [0, 1)")
+    if config.method.get("racing"):
+        rules["method.racing"] = (
+            0 < config.method["racing"] < 1
+            and config.method["evidence_points"] == 1
+            and config.method["cluster_size"] is None,
+            "0 (off), or in (0, 1) with evidence_points = 1 and without cluster_size",
+        )
     if "give_up_weight" in config.method:
         rules["method.give_up_weight"] = (0 < config.method["give_up_weight"] <= 1, "in (0, 1]")
     for name in {"sigma", "alpha", "smoothing", "temperature"} & config.method.keys():

@@ -13,6 +13,7 @@ from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story, pri
 from bcfl.gaussian import FusionRule, Gaussian, merge, stack
 from bcfl.methods.clustering import warm_up
 from bcfl.methods.training import FusionStack, Groups, distinct_groups, single_story
+from bcfl.racing import race
 from bcfl.randomness import generator
 
 # Candidates ranked per kept hypothesis where the evidence is refined afterwards: the ranking needs a cost per client,
@@ -47,6 +48,8 @@ class BCFL:
     give_up_weight: float = 0.01
     min_weight: float = 0.0  # hypotheses below it are dropped
     cluster_size: tuple[int, int] | None = None  # fewest and most clients of every cluster
+    # The probability per round that scoring less changes what is kept; 0: every model is scored in full.
+    racing: float = 0.0
 
     def init(self, clients: Clients) -> Hypotheses:
         """K cluster models for each hypothesis: drawn independently, or one draw for all, or by warm-up."""
@@ -82,7 +85,8 @@ class BCFL:
         """One exchange: each client picks the belief that explains its data best and trains that one."""
         assignment = state.assignment.clone()
         folds = self._folds(state.models, torch.arange(len(state.models)), clients)
-        for choice in clients.fit_best(state.models, 1 - self.forgetting, True, self.scoring_examples):
+        error = self.racing / int(clients.present.sum())  # of each client
+        for choice in clients.fit_best(state.models, 1 - self.forgetting, True, self.scoring_examples, error):
             assignment[0, choice.client] = choice.belief
             folds.add(choice.belief, choice.posterior)
         new = single_story(folds.results(), assignment)
@@ -94,7 +98,10 @@ class BCFL:
         random, refined = generator(clients.seed, "evidence", clients.round), self.evidence_points > 1
         prior = prior_of(state.models, 1 - self.forgetting, clients.num_parameters) if refined else state.models
         points, log_alpha = evidence_points(prior, self.evidence_points, self.evidence_kind, random)
-        scores = clients.score(points.flatten(0, 1), self.scoring_examples)  # (client, point × belief)
+        if self.racing:
+            scores = self._raced_scores(state, clients)
+        else:
+            scores = clients.score(points.flatten(0, 1), self.scoring_examples)  # (client, point × belief)
         scores = temper_scores(scores, clients.num_examples, self.temperature)[present]
         scores = scores.view(len(scores), -1, num_beliefs).transpose(1, 2)  # (client, belief, point)
         cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1)  # (hypothesis, client, cluster)
@@ -108,6 +115,28 @@ class BCFL:
         assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
         assignment[:, present] = kept.assignment
         return Branches(kept.parent, assignment, kept.log_weight)
+
+    def _raced_scores(self, state: Hypotheses, clients: Clients) -> Tensor:
+        """Scores that lead to the same hypotheses and weights as full ones, but for the probability `racing`.
+
+        A belief that cannot be part of them is impossible. A client with one belief left shifts all weights alike: what
+        its looks told will do.
+        """  # (client, belief)
+        models, most = state.models.mean, self.scoring_examples
+        wanted, mean = race(
+            lambda wanted, first, last: clients.look(models, most, wanted, first, last),
+            clients.present,
+            clients.num_examples.clamp(max=math.inf if most is None else most),
+            temper_scores(clients.num_examples, clients.num_examples, self.temperature),
+            state.model_of,
+            state.log_weight,
+            self.max_hypotheses,
+            self.racing,
+        )
+        undecided = wanted & (wanted.sum(1, keepdim=True) > 1)
+        scores = clients.score(models, most, undecided)
+        estimated = mean * clients.num_examples[:, None]
+        return torch.where(undecided, scores, torch.where(wanted, estimated, -torch.inf))
 
     def _train(self, state: Hypotheses, groups: Groups, clients: Clients) -> Gaussian:
         """One new belief per group, fused from the local posteriors of its clients as they arrive."""

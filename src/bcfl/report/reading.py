@@ -127,7 +127,9 @@ class Run:
 
     def work(self, key: str) -> Ints:
         """What was spent in every round, round 0 (warm-up) first."""  # (round + 1,)
-        return np.array([self.start_work.get(key, 0), *(record["work"][key] for record in self.rounds)], dtype=np.int64)
+        return np.array(
+            [self.start_work.get(key, 0), *(record["work"].get(key, 0) for record in self.rounds)], dtype=np.int64
+        )
 
 
 def read_run(path: Path) -> Run:

@@ -26,6 +26,7 @@ from bcfl.engines.flower.records import (
 )
 from bcfl.gaussian import Gaussian
 from bcfl.models import FlatModel
+from bcfl.racing import moments
 
 MAX_STEPS = 1_000_000  # of one local training: a client is asked for no more, whoever asks
 
@@ -54,22 +55,24 @@ class Respondent:
         return RecordDict({"answer": ConfigRecord(answer)})
 
     def score(self, content: RecordDict, state: RecordDict) -> RecordDict:
-        """Log-likelihoods of the models, or the share of examples that each explains best.
+        """Log-likelihoods of the models, or the share of examples that each explains best, or what a look tells.
 
-        Where the models of a share come in several messages, the best so far of every example is kept in between.
+        Where the models of a share or a look come in several messages, what the answer needs is kept in between.
         """
         ask, round_index = self._ask(content)
         count, max_examples = whole_number(ask, "num-models", 1, 2**31), whole_number(ask, "max-examples", -1, 2**62)
         size = len(self.model.vector)
         arrays = arrays_of(content, "models")
         models = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(count)])
-        values = self.client.log_likelihoods(
-            self.model, models, round_index, None if max_examples < 0 else max_examples
-        )
-        if ask.get("kind") != "share":
+        kind, bound = ask.get("kind"), None if max_examples < 0 else max_examples
+        part = self._part(ask, self.client.num_scored(bound)) if kind == "look" else None
+        values = self.client.log_likelihoods(self.model, models, round_index, bound, part)
+        if kind not in ("share", "look"):
             scores = local.total_log_likelihood(values, len(self.client.train))
             return self._scores(scores if self.privacy is None else self.privacy.scores(scores, len(self.client.train)))
         first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
+        if kind == "look":
+            return self._look(values, round_index, first, total, state)
         best, model_of = values.max(0)
         model_of = model_of + first
         if first:
@@ -87,6 +90,27 @@ class Respondent:
         shares = torch.bincount(model_of, minlength=total).double() / len(model_of)
         return self._scores(shares if self.privacy is None else self.privacy.shares(shares))
 
+    def _part(self, ask: Mapping[str, Any], num_scored: int) -> tuple[int, int]:
+        """The part of the examples that a look is at."""
+        if self.privacy is not None:
+            raise ValueError("this client protects its data and tells only blurred scores: set method.racing = 0")
+        first = whole_number(ask, "from", 0, num_scored)
+        return first, whole_number(ask, "to", first + 2, num_scored)
+
+    def _look(self, values: Tensor, round_index: int, first: int, total: int, state: RecordDict) -> RecordDict:
+        """Mean and covariance of the log-likelihoods, once all models of the look have come."""
+        if first:
+            kept = arrays_of(state, f"look.{round_index}.{first}")
+            before = read_array(kept.get("values"), (first, values.shape[1]), FLOAT, "the look so far")
+            values = torch.cat([before, values])
+        for name in [name for name in state if name.startswith("look.")]:
+            del state[name]
+        if len(values) < total:
+            state[f"look.{round_index}.{len(values)}"] = ArrayRecord({"values": to_array(values)})
+            return RecordDict({"answer": ArrayRecord({})})
+        mean, covariance = moments(values)
+        return RecordDict({"answer": ArrayRecord({"mean": to_array(mean), "covariance": to_array(covariance)})})
+
     def fit(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """A posterior per belief, or only of the one that explains the client's data best."""
         ask, round_index = self._ask(content)
@@ -98,10 +122,7 @@ class Respondent:
         )
         if not beliefs or any(not (math.isfinite(s) and s >= 0) for s in strengths):
             raise ValueError("strengths must be finite numbers ≥ 0, one per belief and at least one")
-        num_steps, max_examples = (
-            whole_number(ask, "num-steps", -1, MAX_STEPS),
-            whole_number(ask, "max-examples", -1, 2**62),
-        )
+        num_steps = whole_number(ask, "num-steps", -1, MAX_STEPS)
         curvature = bool(whole_number(ask, "curvature", 0, 1))
         arrays = arrays_of(content, "models")
         start = self._vector(arrays, "start", layout.length) if "start" in arrays else None
@@ -109,14 +130,9 @@ class Respondent:
             Gaussian(self._vector(arrays, f"mean.{b}", layout.length), self._precision(arrays, b, level, layout.length))
             for b, level in zip(beliefs, levels, strict=True)
         ]
-        choice, chosen = -1, list(range(len(beliefs)))
+        choice, num_scored, chosen = -1, 0, list(range(len(beliefs)))
         if ask.get("kind") == "best":
-            means = torch.stack([model.mean for model in models])
-            bound = None if max_examples < 0 else max_examples
-            scores = self.client.score(self.model, means, round_index, bound, local.total_log_likelihood)
-            if self.privacy is not None:
-                scores = self.privacy.scores(scores, len(self.client.train))
-            choice = int(scores.argmax())
+            choice, num_scored = self._best(torch.stack([model.mean for model in models]), ask, round_index)
             chosen = [choice]
         memory = _Momentum(state, round_index) if self.client.training.momentum_state == "client" else None
         answer = {}
@@ -144,8 +160,22 @@ class Respondent:
                 memory.now[beliefs[i]] = velocity
         if memory:
             memory.write(state)
-        said = RecordDict({"answer": ArrayRecord(answer), "choice": ConfigRecord({"choice": choice})})
+        choice_record = ConfigRecord({"choice": choice, "scored": num_scored})
+        said = RecordDict({"answer": ArrayRecord(answer), "choice": choice_record})
         return self._charged(said, len(chosen) * (1 + curvature) + (choice >= 0))
+
+    def _best(self, means: Tensor, ask: Mapping[str, Any], round_index: int) -> tuple[int, int]:
+        """The belief that explains the client's data best, and how many (example, model) pairs were scored."""
+        max_examples, racing = whole_number(ask, "max-examples", -1, 2**62), ask.get("racing")
+        bound = None if max_examples < 0 else max_examples
+        if not isinstance(racing, float) or not 0 <= racing < 1:
+            raise ValueError(f"racing must be a number in [0, 1), got {one_line(racing)}")
+        if self.privacy is None:
+            return self.client.best(self.model, means, round_index, bound, racing)
+        # A choice by blurred scores needs all of them in full, racing or not.
+        scores = self.client.score(self.model, means, round_index, bound, local.total_log_likelihood)
+        blurred = self.privacy.scores(scores, len(self.client.train))
+        return int(blurred.argmax()), len(means) * self.client.num_scored(bound)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         self._ask(content)
