@@ -1,7 +1,7 @@
 """BCFL: clustering as data association. Greedy (G), consensus (C-M) and multi-hypothesis (MH-M)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,6 +14,7 @@ from bcfl.gaussian import FusionRule, Gaussian, merge, stack
 from bcfl.methods.clustering import warm_up
 from bcfl.methods.training import FusionStack, Groups, distinct_groups, single_story
 from bcfl.randomness import generator
+from bcfl.transition import FADING, Stay, evidence_power, expected_stays, learned_stay, log_transition
 
 # Candidates ranked per kept hypothesis where the evidence is refined afterwards: the ranking needs a cost per client,
 # the refined evidence of a cluster belongs to all of its clients together.
@@ -47,6 +48,8 @@ class BCFL:
     give_up_weight: float = 0.01
     min_weight: float = 0.0  # hypotheses below it are dropped
     cluster_size: tuple[int, int] | None = None  # fewest and most clients of every cluster
+    # The probability that a client stays in its cluster from one round to the next, or "learn" it. None: no memory.
+    stay: Stay | None = None
 
     def init(self, clients: Clients) -> Hypotheses:
         """K cluster models for each hypothesis: drawn independently, or one draw for all, or by warm-up."""
@@ -67,16 +70,17 @@ class BCFL:
         )
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
-        if self.strategy == "greedy" and self.cluster_size is None:
+        if self.strategy == "greedy" and self.cluster_size is None and self.stay is None:
             return self._greedy_round(state, clients)
-        kept = self._associate(state, clients)
+        kept, stays = self._associate(state, clients)
         groups = distinct_groups(state.model_of, kept, clients.present)
         models = self._train(state, groups, clients)
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
         if self.strategy == "consensus":
-            return _merged(models, groups, kept), info
+            return replace(_merged(models, groups, kept), stays=stays), info
         family = state.family[kept.parent]
-        return Hypotheses(models, groups.model_of, kept.log_weight, kept.assignment, groups.belief, family), info
+        new = Hypotheses(models, groups.model_of, kept.log_weight, kept.assignment, groups.belief, family, stays=stays)
+        return new, info
 
     def _greedy_round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         """One exchange: each client picks the belief that explains its data best and trains that one."""
@@ -88,8 +92,11 @@ class BCFL:
         new = single_story(folds.results(), assignment)
         return new, one_story(new)
 
-    def _associate(self, state: Hypotheses, clients: Clients) -> Branches:
-        """The best continuations of the past hypotheses, by how well their beliefs explain the clients' data."""
+    def _associate(self, state: Hypotheses, clients: Clients) -> tuple[Branches, Tensor | None]:
+        """The best continuations of the past hypotheses, by how well their beliefs explain the clients' data.
+
+        With `stay` also by who stays where it was; beside them the stays and moves so far, where they are learned from.
+        """
         num_beliefs, present = len(state.models), clients.present
         random, refined = generator(clients.seed, "evidence", clients.round), self.evidence_points > 1
         prior = prior_of(state.models, 1 - self.forgetting, clients.num_parameters) if refined else state.models
@@ -98,16 +105,35 @@ class BCFL:
         scores = temper_scores(scores, clients.num_examples, self.temperature)[present]
         scores = scores.view(len(scores), -1, num_beliefs).transpose(1, 2)  # (client, belief, point)
         cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1)  # (hypothesis, client, cluster)
+        memory = self._memory(state, clients) if self.stay is not None else torch.zeros(())
+        cost = cost - memory
         num_candidates = self.max_hypotheses * (CANDIDATES if refined else 1)
         margin = -math.log(self.give_up_weight)
         kept = branch(state.log_weight, cost, num_candidates, self.cluster_size, state.family, margin)
         if refined:
             joint = hypothesis_evidence(scores, log_alpha, kept.assignment, state.model_of[kept.parent])
-            kept = reweight(kept, state.log_weight[kept.parent] + joint)
+            moved = memory.expand_as(cost)[kept.parent].gather(-1, kept.assignment[..., None]).sum((1, 2))
+            kept = reweight(kept, state.log_weight[kept.parent] + joint + moved)
         kept = prune(kept, self.max_hypotheses, self.min_weight, state.family, margin)
         assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
         assignment[:, present] = kept.assignment
-        return Branches(kept.parent, assignment, kept.log_weight)
+        stays = self._count_stays(state, clients, -cost, kept) if self.stay == "learn" else None
+        return Branches(kept.parent, assignment, kept.log_weight), stays
+
+    def _memory(self, state: Hypotheses, clients: Clients) -> Tensor:
+        """How likely the present clients go from where they were to each cluster, on the scale of their scores."""
+        stay = self.stay if isinstance(self.stay, float) else learned_stay(state.stays)
+        power = evidence_power(clients.num_examples, self.scoring_examples, self.temperature)
+        log_prior = log_transition(state.assignment, stay, state.num_clusters)
+        return (power[:, None] * log_prior)[:, clients.present]  # (hypothesis, client, cluster)
+
+    def _count_stays(self, state: Hypotheses, clients: Clients, log_posterior: Tensor, kept: Branches) -> Tensor:
+        """The stays and moves so far, with those of the present clients under the kept hypotheses."""  # (2,)
+        power = evidence_power(clients.num_examples, self.scoring_examples, self.temperature)
+        untempered = log_posterior / power[clients.present, None]
+        past = state.assignment[:, clients.present]
+        now = expected_stays(untempered[kept.parent], past[kept.parent], kept.log_weight.exp())
+        return now if state.stays is None else FADING * state.stays + now
 
     def _train(self, state: Hypotheses, groups: Groups, clients: Clients) -> Gaussian:
         """One new belief per group, fused from the local posteriors of its clients as they arrive."""
