@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -77,6 +77,10 @@ class Simulator:
         self.clients = [
             LocalClient(c, *own, training, seed, draws_globally) for c, own in enumerate(zip(train, test, strict=True))
         ]
+        self.drift = data.drift
+        if data.drift is not None:  # the same clients once their data have changed
+            sources = zip(self.clients, data.drift.source.tolist(), strict=True)
+            self._later = [replace(own, train=train[s], test=test[s]) for own, s in sources]
         self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
         # client -> belief -> the momentum that the client keeps of it: only for momentum_state = "client".
         self.momentum: dict[int, dict[int, Tensor]] = {}
@@ -104,6 +108,12 @@ class Simulator:
     def num_clients(self) -> int:
         return len(self.clients)
 
+    def clients_in(self, round_index: int) -> tuple[list[LocalClient], Tensor]:
+        """The clients with the data that they hold in that round, and how many training examples each has."""
+        if self.drift is None or round_index < self.drift.round:
+            return self.clients, self.num_examples
+        return self._later, self.num_examples[self.drift.source]
+
     def begin(self, round_index: int) -> "SimulatedClients":
         return SimulatedClients(self, round_index)
 
@@ -120,13 +130,13 @@ class Simulator:
         while waiting:
             yield waiting.popleft().result()
 
-    def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]:
-        """Each client's model on its own test data; None for a client without any."""
+    def evaluate(self, models: Tensor, model_of_client: Tensor, round_index: int = 0) -> list[Evaluation | None]:
+        """Each client's model on the test data that it holds in that round; None for a client without any."""
 
         def task(client: LocalClient, vector: Tensor) -> Callable[[FlatModel], Evaluation | None]:
             return lambda model: client.evaluate(model, vector, self.num_classes)
 
-        pairs = zip(self.clients, model_of_client.tolist(), strict=True)
+        pairs = zip(self.clients_in(round_index)[0], model_of_client.tolist(), strict=True)
         return list(self.stream(task(client, models[m]) for client, m in pairs))
 
 
@@ -135,7 +145,7 @@ class SimulatedClients:
 
     def __init__(self, engine: Simulator, round_index: int):
         self.engine, self.round, self.seed = engine, round_index, engine.seed
-        self.num_examples = engine.num_examples
+        self.clients, self.num_examples = engine.clients_in(round_index)
         self.layout, self.local_steps = engine.layout, engine.training.local_steps
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
         self.num_statistics = self.layout.num_statistics
@@ -207,13 +217,13 @@ class SimulatedClients:
     def _scores_of(
         self, client: int, model: FlatModel, models: Tensor, max_examples: int | None, summary: local.Summary
     ) -> Tensor:
-        return self.engine.clients[client].score(model, models, self.round, max_examples, summary)
+        return self.clients[client].score(model, models, self.round, max_examples, summary)
 
     def _posterior_of(
         self, client: int, belief: int, models: Gaussian, jobs: Jobs, job: int, model: FlatModel
     ) -> tuple[Gaussian, Tensor]:
         parent = belief if jobs.parent_of is None else int(jobs.parent_of[belief])
-        return self.engine.clients[client].fit(
+        return self.clients[client].fit(
             model,
             models[belief],
             self.round,
@@ -238,5 +248,5 @@ class SimulatedClients:
         return posterior
 
     def _count_scored(self, client: int, num_models: int, max_examples: int | None) -> None:
-        num_examples = len(self.engine.clients[client].train)
+        num_examples = len(self.clients[client].train)
         self.work.scored_examples += num_models * min(num_examples, max_examples or num_examples)

@@ -44,6 +44,8 @@ class DataConfig:
     rotations: tuple[int, ...] | None = None  # of digits
     domains: tuple[str, ...] | None = None  # of digits_five
     validation: float = 0.0  # test on this share of the clients' training data instead of the test data
+    drift_round: int | None = None  # from this round on some clients hold the data of a client of another group
+    drift_share: float = 0.25  # of the clients: so many change, in pairs that swap their data
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ class Config:
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Plain values, ready for JSON."""
         plain: dict[str, dict[str, Any]] = json.loads(json.dumps(dataclasses.asdict(self)))  # tuples become lists
+        # Younger than published runs, which keep their names and can be resumed: left out where nothing is asked.
+        if self.data.drift_round is None:
+            del plain["data"]["drift_round"], plain["data"]["drift_share"]
+        if self.method.get("stay") is None:
+            plain["method"].pop("stay", None)
         return plain
 
     def identity(self) -> str:
@@ -265,6 +272,11 @@ def _check_ranges(config: Config) -> None:
         "data.share_floor": (0 <= data.share_floor < 1, "in [0, 1)"),
         "data.min_examples": (data.min_examples >= 1, "≥ 1"),
         "data.validation": (0 <= data.validation < 1, "in [0, 1)"),
+        "data.drift_round": (
+            data.drift_round is None or 2 <= data.drift_round <= experiment.rounds,
+            f"from 2 to experiment.rounds = {experiment.rounds}",
+        ),
+        "data.drift_share": (data.drift_round is None or 0 < data.drift_share <= 1, "in (0, 1]"),
     }
     at_least = {"num_clusters": 1, "evidence_points": 1, "scoring_examples": 1, "selection": 1, "warm_up_rounds": 0}
     at_least |= {"prior_precision": 0, "proximal": 0}
@@ -273,6 +285,8 @@ def _check_ranges(config: Config) -> None:
         rules[f"method.{name}"] = (value is None or value >= at_least[name], f"≥ {at_least[name]}")
     if "forgetting" in config.method:
         rules["method.forgetting"] = (0 <= config.method["forgetting"] <= 1, "in [0, 1]")
+    if isinstance(config.method.get("stay"), float):
+        rules["method.stay"] = (0 < config.method["stay"] < 1, 'in (0, 1), or "learn"')
     if "min_weight" in config.method:
         rules["method.min_weight"] = (0 <= config.method["min_weight"] < 1, "in [0, 1)")
     if "give_up_weight" in config.method:

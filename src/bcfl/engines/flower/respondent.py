@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bcfl import local
-from bcfl.engines.client import LocalClient, continued_momentum, is_usable, layout_of
+from bcfl.engines.client import Later, LocalClient, continued_momentum, is_usable, layout_of
 from bcfl.engines.flower.privacy import Ledger, Privacy
 from bcfl.engines.flower.records import (
     FLOAT,
@@ -40,18 +40,29 @@ class Respondent:
     group: int | None = None  # its true group, where that is known: only in simulations
     privacy: Privacy | None = None
     ledger: Ledger | None = None  # given where privacy is
+    later: Later | None = None  # where its data change in mid-run
 
     def describe(self) -> RecordDict:
         answer: dict[str, Any] = {
             "client": self.client.index,
-            "num-train": len(self.client.train),
-            # Counts over test data are not blurred, so a client that protects its data is not tested.
-            "num-test": len(self.client.test) if self.privacy is None else 0,
             "num-classes": self.num_classes,
             "vector-length": layout_of(self.model, self.client.training).length,
-            "group": -1 if self.group is None else self.group,
+            **self._sizes(self.client, self.group),
         }
-        return RecordDict({"answer": ConfigRecord(answer)})
+        said = RecordDict({"answer": ConfigRecord(answer)})
+        if self.later is not None:
+            sizes = self._sizes(self.later.client, self.later.group)
+            said["later"] = ConfigRecord({"round": self.later.round, **sizes})
+        return said
+
+    def _sizes(self, client: LocalClient, group: int | None) -> dict[str, int]:
+        # Counts over test data are not blurred, so a client that protects its data is not tested.
+        num_test = len(client.test) if self.privacy is None else 0
+        return {"num-train": len(client.train), "num-test": num_test, "group": -1 if group is None else group}
+
+    def _client(self, round_index: int) -> LocalClient:
+        """The client with the data that it holds in that round."""
+        return self.client if self.later is None or round_index < self.later.round else self.later.client
 
     def score(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """Log-likelihoods of the models, or the share of examples that each explains best.
@@ -59,16 +70,15 @@ class Respondent:
         Where the models of a share come in several messages, the best so far of every example is kept in between.
         """
         ask, round_index = self._ask(content)
+        client = self._client(round_index)
         count, max_examples = whole_number(ask, "num-models", 1, 2**31), whole_number(ask, "max-examples", -1, 2**62)
         size = len(self.model.vector)
         arrays = arrays_of(content, "models")
         models = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(count)])
-        values = self.client.log_likelihoods(
-            self.model, models, round_index, None if max_examples < 0 else max_examples
-        )
+        values = client.log_likelihoods(self.model, models, round_index, None if max_examples < 0 else max_examples)
         if ask.get("kind") != "share":
-            scores = local.total_log_likelihood(values, len(self.client.train))
-            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, len(self.client.train)))
+            scores = local.total_log_likelihood(values, len(client.train))
+            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, len(client.train)))
         first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
         best, model_of = values.max(0)
         model_of = model_of + first
@@ -90,6 +100,7 @@ class Respondent:
     def fit(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """A posterior per belief, or only of the one that explains the client's data best."""
         ask, round_index = self._ask(content)
+        client = self._client(round_index)
         layout = layout_of(self.model, self.client.training)
         beliefs = list_of(ask, "beliefs", int)
         parents, strengths, levels = (
@@ -113,15 +124,15 @@ class Respondent:
         if ask.get("kind") == "best":
             means = torch.stack([model.mean for model in models])
             bound = None if max_examples < 0 else max_examples
-            scores = self.client.score(self.model, means, round_index, bound, local.total_log_likelihood)
+            scores = client.score(self.model, means, round_index, bound, local.total_log_likelihood)
             if self.privacy is not None:
-                scores = self.privacy.scores(scores, len(self.client.train))
+                scores = self.privacy.scores(scores, len(client.train))
             choice = int(scores.argmax())
             chosen = [choice]
         memory = _Momentum(state, round_index) if self.client.training.momentum_state == "client" else None
         answer = {}
         for i in chosen:
-            posterior, velocity = self.client.fit(
+            posterior, velocity = client.fit(
                 self.model,
                 models[i],
                 round_index,
@@ -148,11 +159,11 @@ class Respondent:
         return self._charged(said, len(chosen) * (1 + curvature) + (choice >= 0))
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        self._ask(content)
+        _, round_index = self._ask(content)
         if self.privacy is not None:
             raise ValueError("this client protects its data and is not tested")
         vector = self._vector(arrays_of(content, "models"), "mean.0", len(self.model.vector))
-        evaluation = self.client.evaluate(self.model, vector, self.num_classes)
+        evaluation = self._client(round_index).evaluate(self.model, vector, self.num_classes)
         if evaluation is None:
             raise ValueError("this client has no test data")
         answer = {
