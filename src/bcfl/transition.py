@@ -1,13 +1,12 @@
 """Memory: a client's place in one round bears on its place in the next (a hidden Markov model of the association).
 
-The hidden state of a client is its cluster, what is seen of it in a round are the examples that it scores. A client
-stays with probability p and moves to each of the other K − 1 clusters with probability (1 − p)/(K − 1). Hypotheses are
-stories, so filtering forward is to add the logarithm of the transition to a story's log-weight, client by client.
+The hidden state of a client is its cluster, what is seen of it in a round are the examples that it scores. From one
+round to the next a client stays with probability p and moves to each of the other K − 1 clusters with probability
+(1 − p)/(K − 1). Each hypothesis runs the forward filter of its clients: predict, then weigh by what is seen.
 """
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from bcfl.evidence import Temperature, temper_scores
@@ -18,20 +17,12 @@ Stay = float | Literal["learn"]
 FADING = 0.9
 
 
-def log_transition(past: Tensor, stay: float, num_clusters: int) -> Tensor:
-    """log p(cluster now | cluster before) of every client under every hypothesis.
-
-    `past` is (hypothesis, client) -> cluster; a client without a past (−1) may be anywhere with equal probability, and
-    with one cluster there is nowhere else to go.
-    """
+def predict(membership: Tensor, stay: float) -> Tensor:
+    """Where clients will be in the next round: p·m + (1 − p)/(K − 1)·(1 − m), over the last axis, the cluster."""
     if not 0 < stay < 1:
         raise ValueError(f"stay must be above 0 and below 1, got {stay}")
-    if num_clusters == 1:
-        return torch.zeros(*past.shape, 1, dtype=torch.float64)
-    probability = torch.full((*past.shape, num_clusters), (1 - stay) / (num_clusters - 1), dtype=torch.float64)
-    probability[past < 0] = 1 / num_clusters
-    at_home = (past >= 0)[..., None] & (past[..., None] == torch.arange(num_clusters))
-    return probability.masked_fill(at_home, stay).log()  # (hypothesis, client, cluster)
+    others = membership.shape[-1] - 1
+    return stay * membership + (1 - stay) / others * (1 - membership) if others else membership
 
 
 def evidence_power(num_examples: Tensor, max_examples: int | None, temperature: Temperature) -> Tensor:
@@ -44,16 +35,13 @@ def evidence_power(num_examples: Tensor, max_examples: int | None, temperature: 
     return temper_scores(num_examples / seen, num_examples, temperature)  # (client,)
 
 
-def expected_stays(log_posterior: Tensor, past: Tensor, weight: Tensor) -> Tensor:
-    """The expected numbers of clients that stay and that move, over hypotheses of that weight.
+def expected_stays(before: Tensor, stay: float, after: Tensor) -> Tensor:
+    """The probability that a client has stayed where it was, given what was seen of it since.
 
-    `log_posterior` is (hypothesis, client, cluster): log p(seen, cluster | past), not normalised. A client without a
-    past does neither.
+    `before` and `after` are memberships, their last axis the cluster: of a cluster's predicted share the part p·m was
+    there already.
     """
-    probability = log_posterior.softmax(-1)
-    stays = probability.gather(-1, past.clamp(min=0)[..., None])[..., 0]  # (hypothesis, client)
-    known = weight[:, None] * (past >= 0)
-    return torch.stack([(known * stays).sum(), (known * (1 - stays)).sum()])
+    return (after * stay * before / predict(before, stay)).sum(-1)
 
 
 def learned_stay(counts: Tensor | None) -> float:
