@@ -34,7 +34,8 @@ MOMENTUM_STATES = ["fresh", "client", "belief"]
 
 
 def method_of(name: str, **options: Any) -> Method:
-    return make_method(name, {**OPTIONS, **options})
+    name, *own = name.split()
+    return make_method(name, {**OPTIONS, **dict(option.split("=") for option in own), **options})
 
 
 def assert_same(first: Hypotheses, second: Hypotheses) -> None:
