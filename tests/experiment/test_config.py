@@ -86,6 +86,7 @@ def test_what_is_unknown_or_of_the_wrong_type_is_named(values: dict[str, object]
         ("data.share_floor", [1]),
         ("data.min_examples", [0]),
         ("data.validation", [-0.5, 1]),
+        ("data.drift_round", [0, 1, 31]),
         ("method.num_clusters", [0]),
         ("method.warm_up_rounds", [-1]),
         ("method.scoring_examples", [0]),
@@ -96,12 +97,27 @@ def test_what_is_unknown_or_of_the_wrong_type_is_named(values: dict[str, object]
         ("method.temperature", [0]),
         ("method.prior_precision", [-1]),
         ("method.cluster_size", [[3, 2], [-1, 2]]),
+        ("method.stay", [0, 1, -0.5, "always"]),
     ],
 )
 def test_values_out_of_range_are_refused_and_named(key: str, wrong: list[object]) -> None:
     section, name = key.split(".")
     for value in wrong:
         assert f"{key} must be " in refusal({section: {name: value}})
+
+
+def test_a_share_of_clients_that_change_is_a_share() -> None:
+    for wrong in (0, 1.5):
+        message = refusal({"data": {"drift_round": 5, "drift_share": wrong}})
+        assert message == f"data.drift_share must be in (0, 1], got {float(wrong)}"
+
+
+def test_settings_younger_than_published_runs_leave_their_names_as_they_were() -> None:
+    stored = load_config(None).as_dict()
+    assert "stay" not in stored["method"]
+    assert "drift_round" not in stored["data"]
+    remembering = load_config(None, ["method.stay=learn", "data.drift_round=5"])
+    assert parse_config(remembering.as_dict()) == remembering
 
 
 @pytest.mark.parametrize("key", ["sigma", "alpha", "smoothing", "selection"])
@@ -216,7 +232,8 @@ def test_defaults_are_written_out_so_that_they_may_change() -> None:
     assert stored["method"]["forgetting"] == 0.5
     for name, kind in SECTIONS.items():
         if kind is not None:
-            assert set(stored[name]) == {field.name for field in dataclasses.fields(kind)}
+            asked_only = {"drift_round", "drift_share"}  # absent means what it always meant: no drift
+            assert set(stored[name]) == {field.name for field in dataclasses.fields(kind)} - asked_only
     assert load_config(None, ["model.name=mlp"]).identity() == config.identity()
 
 
@@ -238,6 +255,8 @@ OTHER = {
         rotations=(0, 90),
         domains=("mnist",),
         validation=0.2,
+        drift_round=9,
+        drift_share=0.5,
     ),
     "model": ModelConfig(name="cifar_cnn", factory="a:b"),
     "training": Training(0.01, 0.5, 16, 5, "fresh", "exact", 64),
@@ -247,7 +266,7 @@ CHANGES = [
     (section, field.name)
     for section, other in OTHER.items()
     for field in dataclasses.fields(other)
-    if field.name != "path"
+    if field.name not in ("path", "drift_share")  # the latter only says something beside drift_round
 ]
 
 

@@ -34,7 +34,8 @@ MOMENTUM_STATES = ["fresh", "client", "belief"]
 
 
 def method_of(name: str, **options: Any) -> Method:
-    return make_method(name, {**OPTIONS, **options})
+    name, *own = name.split()
+    return make_method(name, {**OPTIONS, **dict(option.split("=") for option in own), **options})
 
 
 def assert_same(first: Hypotheses, second: Hypotheses) -> None:
@@ -129,7 +130,7 @@ def test_states_are_well_formed(name: str) -> None:
     assert state.assignment.max() < num_clusters
     assert state.parent_of.shape == (num_beliefs,)
     assert state.family.shape == state.log_weight.shape
-    assert all(getattr(state, item.name) is not None for item in fields(state) if item.name != "personal")
+    assert all(getattr(state, item.name) is not None for item in fields(state) if item.default is not None)
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)

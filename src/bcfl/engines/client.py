@@ -175,6 +175,15 @@ def among(num_models: int, own: Tensor, mean: Tensor, covariance: Tensor) -> tup
     return all_means, all_covariances
 
 
+@dataclass(frozen=True)
+class Later:
+    """A client once its data have changed, and the round in which they do; only simulations know beforehand."""
+
+    round: int
+    client: LocalClient
+    group: int | None  # its true group from then on
+
+
 def is_usable(posterior: Gaussian) -> bool:
     """Whether a client's answer can be fused: finite, and small enough that its products and their sums stay so."""
     extremes = (end for values in (posterior.mean, posterior.precision) for end in values.aminmax())

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -88,6 +88,10 @@ class Simulator:
         self.clients = [
             LocalClient(c, *own, training, seed, draws_globally) for c, own in enumerate(zip(train, test, strict=True))
         ]
+        self.drift = data.drift
+        if data.drift is not None:  # the same clients once their data have changed
+            sources = zip(self.clients, data.drift.source.tolist(), strict=True)
+            self._later = [replace(own, train=train[s], test=test[s]) for own, s in sources]
         self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
         # client -> belief -> the momentum that the client keeps of it: only for momentum_state = "client".
         self.momentum: dict[int, dict[int, Tensor]] = {}
@@ -116,6 +120,12 @@ class Simulator:
     def num_clients(self) -> int:
         return len(self.clients)
 
+    def clients_in(self, round_index: int) -> tuple[list[LocalClient], Tensor]:
+        """The clients with the data that they hold in that round, and how many training examples each has."""
+        if self.drift is None or round_index < self.drift.round:
+            return self.clients, self.num_examples
+        return self._later, self.num_examples[self.drift.source]
+
     def begin(self, round_index: int) -> "SimulatedClients":
         return SimulatedClients(self, round_index)
 
@@ -132,13 +142,13 @@ class Simulator:
         while waiting:
             yield waiting.popleft().result()
 
-    def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]:
-        """Each client's model on its own test data; None for a client without any."""
+    def evaluate(self, models: Tensor, model_of_client: Tensor, round_index: int = 0) -> list[Evaluation | None]:
+        """Each client's model on the test data that it holds in that round; None for a client without any."""
 
         def task(client: LocalClient, vector: Tensor) -> Callable[[FlatModel], Evaluation | None]:
             return lambda model: client.evaluate(model, vector, self.num_classes)
 
-        pairs = zip(self.clients, model_of_client.tolist(), strict=True)
+        pairs = zip(self.clients_in(round_index)[0], model_of_client.tolist(), strict=True)
         return list(self.stream(task(client, models[m]) for client, m in pairs))
 
 
@@ -147,7 +157,7 @@ class SimulatedClients:
 
     def __init__(self, engine: Simulator, round_index: int):
         self.engine, self.round, self.seed = engine, round_index, engine.seed
-        self.num_examples = engine.num_examples
+        self.clients, self.num_examples = engine.clients_in(round_index)
         self.layout, self.local_steps = engine.layout, engine.training.local_steps
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
         self.num_statistics = self.layout.num_statistics
@@ -169,7 +179,7 @@ class SimulatedClients:
     ) -> Tensor:
         def task(client: int, own: Tensor, model: FlatModel) -> Tensor:
             vectors = [models[m] for m in own]
-            return self.engine.clients[client].score(model, vectors, self.round, max_examples, summary)
+            return self.clients[client].score(model, vectors, self.round, max_examples, summary)
 
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         own_of = wanted_models(self.present, len(models), wanted)
@@ -177,7 +187,7 @@ class SimulatedClients:
         for (client, own), row in zip(own_of.items(), answers, strict=True):
             scores[client, own] = row
         for client in self._present_clients():
-            num_scored = self.engine.clients[client].num_scored(max_examples)
+            num_scored = self.clients[client].num_scored(max_examples)
             in_full = None if wanted is None else len(models) * num_scored
             self.work.count_scored(len(own_of.get(client, [])) * num_scored, in_full)
         self._count_asked(own_of)
@@ -189,7 +199,7 @@ class SimulatedClients:
     ) -> tuple[Tensor, Tensor]:
         def task(client: int, own: Tensor, model: FlatModel) -> tuple[Tensor, Tensor]:
             vectors, part = [models[m] for m in own], (first, last)
-            return moments(self.engine.clients[client].log_likelihoods(model, vectors, self.round, max_examples, part))
+            return moments(self.clients[client].log_likelihoods(model, vectors, self.round, max_examples, part))
 
         mean = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         covariance = torch.full((*mean.shape, len(models)), torch.nan, dtype=torch.float64)
@@ -226,7 +236,7 @@ class SimulatedClients:
         self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
     ) -> Iterator[Choice]:
         def task(client: int, model: FlatModel) -> tuple[int, int, tuple[Gaussian, Tensor]]:
-            own = self.engine.clients[client]
+            own = self.clients[client]
             best, num_scored = own.best(model, models.mean, self.round, max_examples, racing)
             return best, num_scored, self._posterior_of(client, best, models, jobs, 0, model)
 
@@ -237,7 +247,7 @@ class SimulatedClients:
         self.work.late += len(clients) - len(in_time)
         answers = self.engine.stream(partial(task, client) for client in in_time)
         for client, (best, num_scored, answer) in zip(in_time, answers, strict=True):
-            in_full = len(models) * self.engine.clients[client].num_scored(max_examples)
+            in_full = len(models) * self.clients[client].num_scored(max_examples)
             self.work.count_scored(num_scored, in_full if racing else None)
             self.work.scalars_up += 1
             self.work.parameters_down += len(models) * self.layout.numbers_sent(curvature)
@@ -250,7 +260,7 @@ class SimulatedClients:
         self, client: int, belief: int, models: Gaussian, jobs: Jobs, job: int, model: FlatModel
     ) -> tuple[Gaussian, Tensor]:
         parent = belief if jobs.parent_of is None else int(jobs.parent_of[belief])
-        return self.engine.clients[client].fit(
+        return self.clients[client].fit(
             model,
             models[belief],
             self.round,

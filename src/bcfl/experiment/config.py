@@ -19,6 +19,13 @@ from bcfl.methods import make_method, option_types
 
 DEFAULT_METHOD = "bcfl-mh-3"
 FROM_PYTHON = "given in Python"  # stands for a factory where a caller brought clients or a model of their own
+# Settings younger than published runs, and what they are when off: then they are left out of what is written down, so
+# that older runs keep their names and can be resumed.
+YOUNGER: dict[tuple[str, str], Any] = {
+    ("data", "drift_round"): None,
+    ("method", "stay"): None,
+    ("method", "racing"): 0.0,
+}
 MODEL_FOR = {
     "digits": "mlp",
     "fashion_mnist": "fashion_cnn",
@@ -44,6 +51,8 @@ class DataConfig:
     rotations: tuple[int, ...] | None = None  # of digits
     domains: tuple[str, ...] | None = None  # of digits_five
     validation: float = 0.0  # test on this share of the clients' training data instead of the test data
+    drift_round: int | None = None  # from this round on some clients hold the data of a client of another group
+    drift_share: float = 0.25  # of the clients: so many change, in pairs that swap their data
 
 
 @dataclass(frozen=True)
@@ -89,14 +98,17 @@ class Config:
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Plain values, ready for JSON."""
         plain: dict[str, dict[str, Any]] = json.loads(json.dumps(dataclasses.asdict(self)))  # tuples become lists
+        for (section, key), off in YOUNGER.items():
+            if plain[section].get(key, off) == off:
+                plain[section].pop(key, None)
+        if "drift_round" not in plain["data"]:
+            del plain["data"]["drift_share"]
         return plain
 
     def identity(self) -> str:
         """A short name of exactly these settings: two runs with the same identity give the same results."""
         values = self.as_dict()
         del values["data"]["path"]  # where the data lies does not change what they are
-        if not values["method"].get("racing"):  # runs from before there was racing keep their names
-            values["method"].pop("racing", None)
         text = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -267,6 +279,11 @@ def _check_ranges(config: Config) -> None:
         "data.share_floor": (0 <= data.share_floor < 1, "in [0, 1)"),
         "data.min_examples": (data.min_examples >= 1, "≥ 1"),
         "data.validation": (0 <= data.validation < 1, "in [0, 1)"),
+        "data.drift_round": (
+            data.drift_round is None or 2 <= data.drift_round <= experiment.rounds,
+            f"from 2 to experiment.rounds = {experiment.rounds}",
+        ),
+        "data.drift_share": (data.drift_round is None or 0 < data.drift_share <= 1, "in (0, 1]"),
     }
     at_least = {"num_clusters": 1, "evidence_points": 1, "scoring_examples": 1, "selection": 1, "warm_up_rounds": 0}
     at_least |= {"prior_precision": 0, "proximal": 0}
@@ -275,14 +292,17 @@ def _check_ranges(config: Config) -> None:
         rules[f"method.{name}"] = (value is None or value >= at_least[name], f"≥ {at_least[name]}")
     if "forgetting" in config.method:
         rules["method.forgetting"] = (0 <= config.method["forgetting"] <= 1, "in [0, 1]")
+    if isinstance(config.method.get("stay"), float):
+        rules["method.stay"] = (0 < config.method["stay"] < 1, 'in (0, 1), or "learn"')
     if "min_weight" in config.method:
         rules["method.min_weight"] = (0 <= config.method["min_weight"] < 1, "in [0, 1)")
     if config.method.get("racing"):
         rules["method.racing"] = (
             0 < config.method["racing"] < 1
             and config.method["evidence_points"] == 1
-            and config.method["cluster_size"] is None,
-            "0 (off), or in (0, 1) with evidence_points = 1 and without cluster_size",
+            and config.method["cluster_size"] is None
+            and config.method["stay"] is None,  # memory needs how likely every cluster is, not only the likely ones
+            "0 (off), or in (0, 1) with evidence_points = 1 and without cluster_size or stay",
         )
     if "give_up_weight" in config.method:
         rules["method.give_up_weight"] = (0 < config.method["give_up_weight"] <= 1, "in (0, 1]")

@@ -12,6 +12,7 @@ from torch import Tensor
 from bcfl.association import num_hypotheses
 from bcfl.data.arrays import from_arrays
 from bcfl.data.datasets import DATASETS, load
+from bcfl.data.drift import with_drift
 from bcfl.data.partition import FederatedData, partition, with_validation
 from bcfl.experiment.config import FROM_PYTHON, Config
 from bcfl.federation import Method
@@ -28,8 +29,7 @@ class Split(Protocol):
     @property
     def description(self) -> str: ...
 
-    @property
-    def group(self) -> Tensor | None: ...  # (client,)
+    def group_in(self, round_index: int) -> Tensor | None: ...  # (client,)
 
 
 S = TypeVar("S", bound=Split)
@@ -81,8 +81,17 @@ def _check_cluster_size(config: Config, num_clusters: int, num_clients: int) -> 
 
 def load_data(config: Config, clients: Sequence[Any] | None = None) -> FederatedData:
     """The configured data, cut into clients, or a user's own clients."""
-    data = _whole_data(config, clients)
-    return with_validation(data, config.data.validation, config.experiment.seed) if config.data.validation else data
+    data, section = _whole_data(config, clients), config.data
+    if section.validation:
+        data = with_validation(data, section.validation, config.experiment.seed)
+    if section.drift_round is not None:
+        data = with_drift(data, section.drift_round, section.drift_share, split_seed(config))
+    return data
+
+
+def split_seed(config: Config) -> int:
+    """The seed from which it is drawn who holds what."""
+    return config.experiment.seed if config.data.seed is None else config.data.seed
 
 
 def _whole_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
@@ -93,7 +102,7 @@ def _whole_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
         return from_arrays(clients)
     options = {"rotations": section.rotations, "domains": section.domains}
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    seed = config.experiment.seed if section.seed is None else section.seed
+    seed = split_seed(config)
     if "seed" in (DATASETS[section.name].options if section.name in DATASETS else {}):
         given["seed"] = seed
     return partition(

@@ -22,8 +22,9 @@ class Result:
     info: RoundInfo | None  # the last round's hypotheses, before any merging
     history: list[dict[str, Any]]  # one record a round, round 0 first
     factory: ModelFactory
-    group: Tensor | None  # (client,) true groups, where known
+    group: Tensor | None  # (client,) true groups at the end, where known
     path: Path | None  # the run folder, if there is one
+    drift: dict[str, Any] | None = None  # how changes of the true groups were followed: see metrics.follow_drift
 
     @property
     def assignment(self) -> Tensor:
@@ -78,6 +79,7 @@ class Result:
             **{key: last.get(key) for key in ("accuracy", "macro_f1", "nll", "ece", "ari")},
             "assignment": self.assignment.tolist(),
             "work": totals,
+            **({} if self.drift is None else {"drift": self.drift}),
         }
 
     def _stories(self) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,8 @@ class FlowerClients:
 
     def __init__(self, engine: "FlowerEngine", round_index: int):
         self.engine, self.round, self.seed = engine, round_index, engine.seed
-        self.num_examples = engine.num_examples.clone()
+        sizes = [engine.sizes_in(client, round_index).num_train for client in range(engine.num_clients)]
+        self.num_examples = torch.tensor(sizes, dtype=torch.float64)  # 0: not met yet
         self.layout, self.local_steps = engine.layout, engine.training.local_steps
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
         self.num_statistics = self.layout.num_statistics

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bcfl import local
-from bcfl.engines.client import LocalClient, continued_momentum, is_usable, layout_of
+from bcfl.engines.client import Later, LocalClient, continued_momentum, is_usable, layout_of
 from bcfl.engines.flower.privacy import Ledger, Privacy
 from bcfl.engines.flower.records import (
     FLOAT,
@@ -41,18 +41,29 @@ class Respondent:
     group: int | None = None  # its true group, where that is known: only in simulations
     privacy: Privacy | None = None
     ledger: Ledger | None = None  # given where privacy is
+    later: Later | None = None  # where its data change in mid-run
 
     def describe(self) -> RecordDict:
         answer: dict[str, Any] = {
             "client": self.client.index,
-            "num-train": len(self.client.train),
-            # Counts over test data are not blurred, so a client that protects its data is not tested.
-            "num-test": len(self.client.test) if self.privacy is None else 0,
             "num-classes": self.num_classes,
             "vector-length": layout_of(self.model, self.client.training).length,
-            "group": -1 if self.group is None else self.group,
+            **self._sizes(self.client, self.group),
         }
-        return RecordDict({"answer": ConfigRecord(answer)})
+        said = RecordDict({"answer": ConfigRecord(answer)})
+        if self.later is not None:
+            sizes = self._sizes(self.later.client, self.later.group)
+            said["later"] = ConfigRecord({"round": self.later.round, **sizes})
+        return said
+
+    def _sizes(self, client: LocalClient, group: int | None) -> dict[str, int]:
+        # Counts over test data are not blurred, so a client that protects its data is not tested.
+        num_test = len(client.test) if self.privacy is None else 0
+        return {"num-train": len(client.train), "num-test": num_test, "group": -1 if group is None else group}
+
+    def _client(self, round_index: int) -> LocalClient:
+        """The client with the data that it holds in that round."""
+        return self.client if self.later is None or round_index < self.later.round else self.later.client
 
     def score(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """Log-likelihoods of the models, or the share of examples that each explains best, or what a look tells.
@@ -60,16 +71,17 @@ class Respondent:
         Where the models of a share or a look come in several messages, what the answer needs is kept in between.
         """
         ask, round_index = self._ask(content)
+        client = self._client(round_index)
         count, max_examples = whole_number(ask, "num-models", 1, 2**31), whole_number(ask, "max-examples", -1, 2**62)
         size = len(self.model.vector)
         arrays = arrays_of(content, "models")
         models = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(count)])
         kind, bound = ask.get("kind"), None if max_examples < 0 else max_examples
-        part = self._part(ask, self.client.num_scored(bound)) if kind == "look" else None
-        values = self.client.log_likelihoods(self.model, models, round_index, bound, part)
+        part = self._part(ask, client.num_scored(bound)) if kind == "look" else None
+        values = client.log_likelihoods(self.model, models, round_index, bound, part)
         if kind not in ("share", "look"):
-            scores = local.total_log_likelihood(values, len(self.client.train))
-            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, len(self.client.train)))
+            scores = local.total_log_likelihood(values, len(client.train))
+            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, len(client.train)))
         first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
         if kind == "look":
             return self._look(values, round_index, first, total, state)
@@ -114,6 +126,7 @@ class Respondent:
     def fit(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """A posterior per belief, or only of the one that explains the client's data best."""
         ask, round_index = self._ask(content)
+        client = self._client(round_index)
         layout = layout_of(self.model, self.client.training)
         beliefs = list_of(ask, "beliefs", int)
         parents, strengths, levels = (
@@ -137,7 +150,7 @@ class Respondent:
         memory = _Momentum(state, round_index) if self.client.training.momentum_state == "client" else None
         answer = {}
         for i in chosen:
-            posterior, velocity = self.client.fit(
+            posterior, velocity = client.fit(
                 self.model,
                 models[i],
                 round_index,
@@ -166,23 +179,24 @@ class Respondent:
 
     def _best(self, means: Tensor, ask: Mapping[str, Any], round_index: int) -> tuple[int, int]:
         """The belief that explains the client's data best, and how many (example, model) pairs were scored."""
+        client = self._client(round_index)
         max_examples, racing = whole_number(ask, "max-examples", -1, 2**62), ask.get("racing")
         bound = None if max_examples < 0 else max_examples
         if not isinstance(racing, float) or not 0 <= racing < 1:
             raise ValueError(f"racing must be a number in [0, 1), got {one_line(racing)}")
         if self.privacy is None:
-            return self.client.best(self.model, means, round_index, bound, racing)
+            return client.best(self.model, means, round_index, bound, racing)
         # A choice by blurred scores needs all of them in full, racing or not.
-        scores = self.client.score(self.model, means, round_index, bound, local.total_log_likelihood)
-        blurred = self.privacy.scores(scores, len(self.client.train))
-        return int(blurred.argmax()), len(means) * self.client.num_scored(bound)
+        scores = client.score(self.model, means, round_index, bound, local.total_log_likelihood)
+        blurred = self.privacy.scores(scores, len(client.train))
+        return int(blurred.argmax()), len(means) * client.num_scored(bound)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        self._ask(content)
+        _, round_index = self._ask(content)
         if self.privacy is not None:
             raise ValueError("this client protects its data and is not tested")
         vector = self._vector(arrays_of(content, "models"), "mean.0", len(self.model.vector))
-        evaluation = self.client.evaluate(self.model, vector, self.num_classes)
+        evaluation = self._client(round_index).evaluate(self.model, vector, self.num_classes)
         if evaluation is None:
             raise ValueError("this client has no test data")
         answer = {
