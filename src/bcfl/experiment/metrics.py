@@ -24,7 +24,7 @@ def calibration_error(calibration: Tensor) -> float:
 
 
 def summarise(evaluations: Sequence[Evaluation | None]) -> dict[str, Any]:
-    """All clients' test results: micro accuracy, macro F1 (per client, averaged by examples), NLL and calibration."""
+    """All clients' test results: micro accuracy, macro F1 (per client, averaged by examples), NLL, Brier score, ECE."""
     tested = [evaluation for evaluation in evaluations if evaluation is not None]
     if not tested:
         return {}
@@ -37,6 +37,7 @@ def summarise(evaluations: Sequence[Evaluation | None]) -> dict[str, Any]:
         "macro_f1": float((f1 * sizes).sum() / sizes.sum()),
         "nll": -sum(e.log_likelihood for e in tested) / float(sizes.sum()),
         "ece": calibration_error(calibration),
+        "brier": sum(e.brier for e in tested) / float(sizes.sum()),
         "client_accuracy": [
             None if e is None else float(e.confusion.diagonal().sum() / e.confusion.sum()) for e in evaluations
         ],
