@@ -11,7 +11,7 @@ import pytest
 import bcfl
 
 ROOT = Path(bcfl.__file__).parent
-MATHS = {"association", "evidence", "gaussian", "racing", "randomness"}
+MATHS = {"association", "evidence", "gaussian", "predictive", "racing", "randomness"}
 CONTRACT = MATHS | {"federation"}
 LEARNING = CONTRACT | {"data", "local", "models"}
 RUNNING = LEARNING | {"engines", "experiment", "methods"}
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "association": set(),
     "racing": {"association"},
     "evidence": {"gaussian"},
+    "predictive": {"evidence", "gaussian"},
     "conceptual": {"association", "gaussian"},
     "federation": {"gaussian"},
     "models": {"randomness"},

@@ -36,10 +36,10 @@ def cluster_log_prior(assignment: Tensor, num_clusters: int, kind: ClusterPrior)
 def newcomer_posterior(score: Tensor, model_of: Tensor, log_weight: Tensor, log_prior: Tensor) -> Tensor:
     """p(hypothesis, cluster | data) of a client that was never seen; sums to one over both.
 
-    `score` (belief,) is its tempered log-likelihood under each belief, `model_of` (hypothesis, cluster) -> belief.
-    """  # (hypothesis, cluster)
-    joint = log_weight.double()[:, None] + log_prior + score.double()[model_of]
-    return joint.flatten().softmax(0).view_as(joint)
+    `score` (..., belief) is its tempered log-likelihood under each belief, `model_of` (hypothesis, cluster) -> belief.
+    """  # (..., hypothesis, cluster)
+    joint = log_weight.double()[:, None] + log_prior + score.double()[..., model_of]
+    return joint.flatten(-2).softmax(-1).view_as(joint)
 
 
 def belief_shares(joint: Tensor, model_of: Tensor, num_beliefs: int) -> Tensor:

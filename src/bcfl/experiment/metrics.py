@@ -46,7 +46,11 @@ def summarise(evaluations: Sequence[Evaluation | None]) -> dict[str, Any]:
 
 
 def agreement(assignment: Tensor, group: Tensor) -> float:
-    """The adjusted Rand index between the assignment and the true groups: 1 when equal, about 0 when unrelated."""
+    """The adjusted Rand index between the assignment and the true groups: 1 when equal, about 0 when unrelated.
+
+    Clients that were never associated (−1) do not count, unless there are no others.
+    """
     from sklearn.metrics import adjusted_rand_score  # takes a second to import, and only a server needs it
 
-    return float(adjusted_rand_score(group.numpy(), assignment.numpy()))
+    placed = assignment >= 0 if bool((assignment >= 0).any()) else torch.ones_like(assignment, dtype=torch.bool)
+    return float(adjusted_rand_score(group[placed].numpy(), assignment[placed].numpy()))
