@@ -214,7 +214,7 @@ def _add_predicting(add: Callable[[str, str, str, str], argparse.ArgumentParser]
 
     text = (
         "NLL, Brier score, ECE and accuracy at coverage over all clients' test data, of each client's best model and "
-        "of its predictive mixture over hypotheses and, with --beliefs, over each cluster's belief. Needs the run's data."
+        "of its predictive mixture over hypotheses and, with --beliefs, over each belief. Needs the run's data."
     )
     evaluate = add("evaluate", "how good predictions are as probabilities", text, EVALUATE_EXAMPLES)
     evaluate.add_argument("run", type=Path, metavar="RUN", help="the folder of a complete run")
