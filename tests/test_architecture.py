@@ -11,7 +11,7 @@ import pytest
 import bcfl
 
 ROOT = Path(bcfl.__file__).parent
-MATHS = {"association", "evidence", "gaussian", "racing", "randomness", "transition"}
+MATHS = {"association", "evidence", "gaussian", "predictive", "racing", "randomness", "transition"}
 CONTRACT = MATHS | {"federation"}
 LEARNING = CONTRACT | {"data", "local", "models"}
 RUNNING = LEARNING | {"engines", "experiment", "methods"}
@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "racing": {"association"},
     "evidence": {"gaussian"},
     "transition": {"evidence"},
+    "predictive": {"evidence", "gaussian"},
     "conceptual": {"association", "gaussian"},
     "federation": {"gaussian"},
     "models": {"randomness"},

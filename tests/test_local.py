@@ -368,7 +368,7 @@ def test_an_overflow_is_the_worst_score_and_not_a_nan() -> None:
     assert values[0].eq(local.FLOOR).any()
     assert values.isfinite().all()
     assert torch.allclose(values[1], -torch.log(torch.tensor(3.0)))
-    evaluation = local.evaluate(model, vectors[0], examples, NUM_CLASSES)
+    evaluation = local.evaluate(model, vectors[:1], torch.zeros(1), examples, NUM_CLASSES)
     assert int(evaluation.confusion.sum()) == 30
     assert np.isfinite(evaluation.log_likelihood)
     assert evaluation.calibration.isfinite().all()
@@ -379,7 +379,7 @@ def test_evaluation_by_hand() -> None:
     model = FlatModel(build(network, 0))
     vector = trained_vector(model, examples)
     model.module.train()  # whatever was done before
-    found = local.evaluate(model, vector, examples, NUM_CLASSES)
+    found = local.evaluate(model, vector[None], torch.zeros(1), examples, NUM_CLASSES)
     assert torch.equal(model.vector, vector)
     log_p = torch.empty(100, NUM_CLASSES, dtype=torch.float64)
     with torch.no_grad():

@@ -254,4 +254,6 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "figures": _of_report("commands", "write_figures"),
     "table": _of_report("commands", "print_table"),
     "demo": _of_report("demo", "demo"),
+    "associate": _of_report("predicting", "associate_newcomer"),
+    "evaluate": _of_report("predicting", "evaluate_run"),
 }

@@ -10,7 +10,7 @@ over the statistics is the number of examples behind them, so that fusing belief
 prior they are always flat.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from bcfl.gaussian import Gaussian, temper
+
+Mixture = Mapping[int, float]  # model -> its share in what serves a client; the shares sum to one
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Hypotheses:
         own, beliefs = self.assignment[0], self.model_of[0]
         largest = torch.bincount(own[own >= 0], minlength=self.num_clusters).argmax()
         return self.models.mean, beliefs[torch.where(own >= 0, own, largest)]
+
+    def points(self) -> tuple[Tensor, list[Mixture]]:
+        """The models in use, and for each client the one that serves it, as a mixture of one."""
+        models, model_of_client = self.predictors()
+        return models, [{model: 1.0} for model in model_of_client.tolist()]
 
 
 @dataclass(frozen=True)

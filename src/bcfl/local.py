@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from bcfl.gaussian import Gaussian
@@ -201,25 +201,79 @@ class Evaluation:
     confusion: Tensor  # (true class, predicted class) int64
     log_likelihood: float  # summed over the client's test examples
     calibration: Tensor  # (bin, [examples, sum of confidence, correct]) float64
+    brier: float  # Σ (p − 1[y])² over classes, summed over the client's test examples
 
 
-def evaluate(model: FlatModel, vector: Tensor, examples: Examples, num_classes: int) -> Evaluation:
-    """How the model does on the client's examples, in evaluation mode."""
+def evaluate(model: FlatModel, vectors: Tensor, log_weight: Tensor, examples: Examples, num_classes: int) -> Evaluation:
+    """How the mixture of these models does on the client's examples, in evaluation mode; often it is one model."""
+    rows = torch.arange(len(examples))
+    log_p, y = log_mixture(log_probabilities(model, vectors, examples, rows), log_weight), examples.y[examples.index]
+    p, predicted = log_p.double().exp(), log_p.argmax(1)
+    confidence, likelihood = p.amax(1), log_p.gather(1, y[:, None]).double()
+    return Evaluation(
+        torch.bincount(y * num_classes + predicted, minlength=num_classes**2).view(num_classes, num_classes),
+        float(likelihood.sum()),
+        calibration_table(confidence, predicted == y),
+        float(p.square().sum() - 2 * likelihood.exp().sum() + len(y)),
+    )
+
+
+def log_probabilities(model: FlatModel, vectors: Tensor, examples: Examples, rows: Tensor) -> Tensor:
+    """log p(class|x) of the chosen examples under each model, in evaluation mode."""  # (model, example, class)
     model.module.eval()
-    model.load(vector)
-    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
-    calibration = torch.zeros(NUM_BINS, 3, dtype=torch.float64)
-    total = 0.0
+    values = []
     with torch.inference_mode():
-        for x, y in examples.chunks(torch.arange(len(examples))):
-            log_p = _floored(model.module(x).log_softmax(1))
-            confidence, predicted = log_p.double().exp().max(1)
-            total += float(log_p.gather(1, y[:, None]).double().sum())
-            confusion += torch.bincount(y * num_classes + predicted, minlength=num_classes**2).view_as(confusion)
-            bins = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
-            ones = torch.ones_like(confidence)
-            calibration.index_add_(0, bins, torch.stack([ones, confidence, (predicted == y).double()], 1))
-    return Evaluation(confusion, total, calibration)
+        for vector in vectors:
+            model.load(vector)
+            values.append(torch.cat([_floored(model.module(x).log_softmax(1)) for x, _ in examples.chunks(rows)]))
+    return torch.stack(values)
+
+
+def last_layer_scores(model: FlatModel, belief: Gaussian, examples: Examples, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the class scores when the last layer's weights are those of the belief: one pass, exact.
+
+    The scores are linear in the weights, z_c = Σ_d w_cd φ_d + b_c, so they are Gaussian and, as the belief is diagonal,
+    independent: var z_c = Σ_d φ_d² var w_cd + var b_c.
+    """  # (example, class) each
+    layer, seen = model.last_layer, []
+    if not isinstance(layer, nn.Linear):
+        raise ValueError(
+            f"beliefs = 'last_layer' needs a model that ends in a torch.nn.Linear, not {type(layer).__name__}"
+        )
+    end = model.num_parameters
+    variance = torch.where(belief.precision > 0, belief.variance, 0.0)[end - model.num_last_layer : end]
+    of_weight, of_bias = variance[: layer.weight.numel()].view_as(layer.weight), variance[layer.weight.numel() :]
+    watch = layer.register_forward_hook(lambda _, given, scores: seen.append((given[0], scores)))
+    model.module.eval()
+    model.load(belief.mean)
+    means, variances = [], []
+    try:
+        with torch.inference_mode():
+            for x, _ in examples.chunks(rows):
+                output = model.module(x)
+                features, scores = seen.pop()
+                if not torch.equal(output, scores):
+                    raise ValueError("beliefs = 'last_layer' needs a model whose last layer gives its class scores")
+                means.append(output)
+                variances.append(features.square() @ of_weight.T + (of_bias if len(of_bias) else 0.0))
+    finally:
+        watch.remove()
+    return torch.cat(means), torch.cat(variances)
+
+
+def log_mixture(log_p: Tensor, log_weight: Tensor) -> Tensor:
+    """log Σ_m weight_m p_m: the prediction of a mixture; of a single model, to the bit its own."""
+    if len(log_p) == 1:
+        return log_p[0]
+    weighted = log_p.double() + log_weight.double().view(-1, *[1] * (log_p.dim() - 1))
+    return weighted.logsumexp(0).to(log_p.dtype)  # (model, ...) -> (...)
+
+
+def calibration_table(confidence: Tensor, correct: Tensor) -> Tensor:
+    """How many examples fall into each bin of confidence, with what confidence in sum, and how many are correct."""
+    bins = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    rows = torch.stack([torch.ones_like(confidence), confidence, correct.double()], 1).double()
+    return torch.zeros(NUM_BINS, 3, dtype=torch.float64).index_add(0, bins, rows)  # (bin, [examples, sum, correct])
 
 
 def check_model(model: FlatModel, examples: Examples, num_classes: int) -> tuple[int, bool]:

@@ -32,6 +32,7 @@ class FlatModel:
         self.num_statistics = sum(s.numel() for s in statistics)
         layer_of = [name.rpartition(".")[0] for name, _ in module.named_parameters()]  # tied parameters stand once
         last = [p for p, layer in zip(parameters, layer_of, strict=True) if layer == layer_of[-1]]
+        self.last_layer = module.get_submodule(layer_of[-1])
         self.num_last_layer = sum(p.numel() for p in last)  # they stand last among the parameters
         self.vector = torch.zeros(self.num_parameters + self.num_statistics)
         self.gradient = torch.zeros(self.num_parameters)

@@ -24,7 +24,7 @@ def evaluation(true: list[int], predicted: list[int], log_likelihood: float = 0.
     calibration[7] = torch.tensor(
         [len(true), 0.5 * len(true), sum(t == p for t, p in zip(true, predicted, strict=True))]
     )
-    return Evaluation(confusion, log_likelihood, calibration)
+    return Evaluation(confusion, log_likelihood, calibration, 0.3 * len(true))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -50,6 +50,7 @@ def test_accuracy_counts_examples_and_f1_is_averaged_by_examples() -> None:
     assert summary["nll"] == pytest.approx(1.0)
     assert summary["client_accuracy"] == [pytest.approx(2 / 3), None, 1.0]
     assert summary["ece"] == pytest.approx(abs(0.5 * 4 - 3) / 4)
+    assert summary["brier"] == pytest.approx(0.3)
 
 
 def test_without_test_data_nothing_is_claimed() -> None:

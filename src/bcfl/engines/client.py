@@ -145,10 +145,10 @@ class LocalClient:
             momentum=momentum,
         )
 
-    def evaluate(self, model: FlatModel, vector: Tensor, num_classes: int) -> Evaluation | None:
-        """How the model does on the client's test data; None if it has none."""
+    def evaluate(self, model: FlatModel, vectors: Tensor, log_weight: Tensor, num_classes: int) -> Evaluation | None:
+        """How the mixture of these models does on the client's test data; None if it has none."""
         self._stream("evaluate", self.index)
-        return local.evaluate(model, vector, self.test, num_classes) if len(self.test) else None
+        return local.evaluate(model, vectors, log_weight, self.test, num_classes) if len(self.test) else None
 
     def _stream(self, *path: int | str) -> torch.Generator:
         """The client's stream of that name; torch's global generator joins it if the model draws from that."""

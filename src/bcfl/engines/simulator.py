@@ -8,7 +8,7 @@ from beginning to end and results are handed out in the order of the jobs, so no
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +29,7 @@ from bcfl.engines.client import (
     wanted_models,
 )
 from bcfl.engines.memory import give_back_memory, keep_freed_memory
-from bcfl.federation import Choice, Jobs, Work
+from bcfl.federation import Choice, Jobs, Mixture, Work
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
@@ -46,14 +46,24 @@ class Participation:
     clients_per_round: float = 1.0  # up to 1: a share of all clients; above: their number
     dropout: float = 0.0  # probability that a chosen client vanishes before it answers anything
     straggling: float = 0.0  # probability that a client answers a score in time, but not a fit
+    joins: tuple[tuple[int, int], ...] = ()  # (client, the first round it can take part in); all others from the start
+
+    def joined(self, num_clients: int, round_index: int) -> Tensor:
+        """Who belongs to the federation by that round."""  # (client,) bool
+        joined = torch.ones(num_clients, dtype=torch.bool)
+        for client, first_round in self.joins:
+            joined[client] = round_index >= first_round
+        return joined
 
     def draw(self, num_clients: int, seed: int, round_index: int) -> tuple[Tensor, Tensor]:
         """Who is present and who is in time for the fit; at least one client is present."""  # (client,) bool each
         random = numpy_generator(seed, "participation", round_index)
-        share = self.clients_per_round
-        count = round(share * num_clients) if share <= 1 else int(share)
+        share, joined = self.clients_per_round, self.joined(num_clients, round_index)
+        num_joined = int(joined.sum())
+        count = round(share * num_joined) if share <= 1 else int(share)
         present = torch.zeros(num_clients, dtype=torch.bool)
-        chosen = random.permutation(num_clients)[: min(max(count, 1), num_clients)]
+        order = random.permutation(num_clients)
+        chosen = order[joined.numpy()[order]][: min(max(count, 1), num_joined)]
         vanished = random.random(len(chosen)) < self.dropout
         vanished[0] &= not vanished.all()  # a round needs somebody
         present[chosen[~vanished]] = True
@@ -142,14 +152,15 @@ class Simulator:
         while waiting:
             yield waiting.popleft().result()
 
-    def evaluate(self, models: Tensor, model_of_client: Tensor, round_index: int = 0) -> list[Evaluation | None]:
-        """Each client's model on the test data that it holds in that round; None for a client without any."""
+    def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:
+        """Each client's mixture of models on the test data that it holds in that round; None for one without any."""
 
-        def task(client: LocalClient, vector: Tensor) -> Callable[[FlatModel], Evaluation | None]:
-            return lambda model: client.evaluate(model, vector, self.num_classes)
+        def task(client: LocalClient, mixture: Mixture) -> Callable[[FlatModel], Evaluation | None]:
+            log_weight = torch.tensor(list(mixture.values()), dtype=torch.float64).log()
+            return lambda model: client.evaluate(model, models[list(mixture)], log_weight, self.num_classes)
 
-        pairs = zip(self.clients_in(round_index)[0], model_of_client.tolist(), strict=True)
-        return list(self.stream(task(client, models[m]) for client, m in pairs))
+        pairs = zip(self.clients_in(round_index)[0], mixtures, strict=True)
+        return list(self.stream(task(client, mixture) for client, mixture in pairs))
 
 
 class SimulatedClients:

@@ -23,6 +23,8 @@ FROM_PYTHON = "given in Python"  # stands for a factory where a caller brought c
 # that older runs keep their names and can be resumed.
 YOUNGER: dict[tuple[str, str], Any] = {
     ("data", "drift_round"): None,
+    ("experiment", "joins"): [],
+    ("experiment", "mixture"): False,
     ("method", "stay"): None,
     ("method", "racing"): 0.0,
 }
@@ -74,9 +76,11 @@ class ExperimentConfig:
     clients_per_round: float = 1.0
     dropout: float = 0.0
     straggling: float = 0.0
+    joins: tuple[tuple[int, int], ...] = ()  # [[client, first round], …]: who is not there from the start
+    mixture: bool = False  # evaluate each client's predictive mixture over the hypotheses beside its best model
 
     def participation(self) -> Participation:
-        return Participation(self.clients_per_round, self.dropout, self.straggling)
+        return Participation(self.clients_per_round, self.dropout, self.straggling, self.joins)
 
 
 @dataclass(frozen=True)
@@ -276,6 +280,11 @@ def _check_ranges(config: Config) -> None:
         "experiment.clients_per_round": (experiment.clients_per_round > 0, "> 0"),
         "experiment.dropout": (0 <= experiment.dropout < 1, "in [0, 1)"),
         "experiment.straggling": (0 <= experiment.straggling < 1, "in [0, 1)"),
+        "experiment.joins": (
+            all(client >= 0 and first_round >= 1 for client, first_round in experiment.joins)
+            and len(dict(experiment.joins)) == len(experiment.joins),
+            "a list of [client, first round ≥ 1], every client once",
+        ),
         "data.share_floor": (0 <= data.share_floor < 1, "in [0, 1)"),
         "data.min_examples": (data.min_examples >= 1, "≥ 1"),
         "data.validation": (0 <= data.validation < 1, "in [0, 1)"),

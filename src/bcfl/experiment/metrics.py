@@ -26,7 +26,7 @@ def calibration_error(calibration: Tensor) -> float:
 
 
 def summarise(evaluations: Sequence[Evaluation | None]) -> dict[str, Any]:
-    """All clients' test results: micro accuracy, macro F1 (per client, averaged by examples), NLL and calibration."""
+    """All clients' test results: micro accuracy, macro F1 (per client, averaged by examples), NLL, Brier score, ECE."""
     tested = [evaluation for evaluation in evaluations if evaluation is not None]
     if not tested:
         return {}
@@ -39,6 +39,7 @@ def summarise(evaluations: Sequence[Evaluation | None]) -> dict[str, Any]:
         "macro_f1": float((f1 * sizes).sum() / sizes.sum()),
         "nll": -sum(e.log_likelihood for e in tested) / float(sizes.sum()),
         "ece": calibration_error(calibration),
+        "brier": sum(e.brier for e in tested) / float(sizes.sum()),
         "client_accuracy": [
             None if e is None else float(e.confusion.diagonal().sum() / e.confusion.sum()) for e in evaluations
         ],
@@ -47,10 +48,14 @@ def summarise(evaluations: Sequence[Evaluation | None]) -> dict[str, Any]:
 
 
 def agreement(assignment: Tensor, group: Tensor) -> float:
-    """The adjusted Rand index between the assignment and the true groups: 1 when equal, about 0 when unrelated."""
+    """The adjusted Rand index between the assignment and the true groups: 1 when equal, about 0 when unrelated.
+
+    Clients that were never associated (−1) do not count, unless there are no others.
+    """
     from sklearn.metrics import adjusted_rand_score  # takes a second to import, and only a server needs it
 
-    return float(adjusted_rand_score(group.numpy(), assignment.numpy()))
+    placed = assignment >= 0 if bool((assignment >= 0).any()) else torch.ones_like(assignment, dtype=torch.bool)
+    return float(adjusted_rand_score(group[placed].numpy(), assignment[placed].numpy()))
 
 
 SETTLING = 5  # rounds at the beginning that are not rest yet: models and groups are still being found

@@ -57,6 +57,7 @@ def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
     num_clusters = getattr(method, "num_clusters", 1)
     if num_clusters > data.num_clients:
         raise ValueError(f"method.num_clusters is {num_clusters}, but there are only {data.num_clients} clients")
+    _check_joins(config, data.num_clients)
     max_hypotheses = getattr(method, "max_hypotheses", 1)
     possible = num_hypotheses(num_clusters, min(data.num_clients, 64), overlapping=False)
     if max_hypotheses > possible:
@@ -65,6 +66,16 @@ def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
     if config.method.get("cluster_size") is not None:
         _check_cluster_size(config, num_clusters, data.num_clients)
     return Problem(data, factory, method)
+
+
+def _check_joins(config: Config, num_clients: int) -> None:
+    """Nothing happens if whoever joins late is one of the clients, and somebody is there from the start."""
+    late = dict(config.experiment.joins)
+    beyond = [client for client in late if client >= num_clients]
+    if beyond:
+        raise ValueError(f"experiment.joins names client {beyond[0]}, but the clients are 0 to {num_clients - 1}")
+    if len(late) == num_clients:
+        raise ValueError("experiment.joins must leave at least one client that is there from the start")
 
 
 def _check_cluster_size(config: Config, num_clusters: int, num_clients: int) -> None:

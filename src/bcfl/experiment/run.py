@@ -21,10 +21,11 @@ from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Simulator
 from bcfl.experiment.config import FROM_PYTHON, Config, parse_config
 from bcfl.experiment.metrics import agreement, follow_drift, summarise
+from bcfl.experiment.prediction import mixtures
 from bcfl.experiment.problem import Problem, S, Split, model_factory, prepare, split_seed
 from bcfl.experiment.result import Result
 from bcfl.experiment.store import Checkpoint, RunFolder
-from bcfl.federation import Clients, Hypotheses, RoundInfo, Work
+from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
 from bcfl.local import Evaluation
 from bcfl.models import ModelFactory
 
@@ -44,7 +45,9 @@ class Engine(Protocol):
 
     def begin(self, round_index: int) -> CountedClients: ...
 
-    def evaluate(self, models: Tensor, model_of_client: Tensor, round_index: int = 0) -> list[Evaluation | None]: ...
+    def evaluate(
+        self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0
+    ) -> list[Evaluation | None]: ...
 
 
 class Observer(Protocol):
@@ -223,7 +226,9 @@ def _rounds(
         record: dict[str, Any] = {"round": index, "work": clients.work.as_dict()}
         record |= _association_record(state, before, problem.data.group_in(index))
         if index % experiment.evaluate_every == 0 or index == experiment.rounds:
-            record |= summarise(engine.evaluate(*state.predictors(), index))
+            record |= summarise(engine.evaluate(*state.points(), index))
+            if experiment.mixture:
+                record["mixture"] = summarise(engine.evaluate(*mixtures(state, info), index))
         history.append(record)
         seconds = time.perf_counter() - began
         if folder:

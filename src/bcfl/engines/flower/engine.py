@@ -31,7 +31,7 @@ from bcfl.engines.flower.records import (
     whole_number,
 )
 from bcfl.engines.simulator import Participation
-from bcfl.federation import Work
+from bcfl.federation import Mixture, Work
 from bcfl.local import Evaluation, Training
 from bcfl.models import FlatModel, ModelFactory, build
 
@@ -124,7 +124,7 @@ class FlowerEngine:
         self.num_classes: int | None = None
         self._online: set[int] = set()
         self._refused: set[int] = set()
-        self.meet(terms.num_clients)
+        self.meet(self._expected(0), 0)
 
     @property
     def num_clients(self) -> int:
@@ -142,7 +142,11 @@ class FlowerEngine:
     def online(self, client: int) -> bool:
         return client in self.members and self.members[client].node in self._online
 
-    def meet(self, enough: int) -> None:
+    def _expected(self, round_index: int) -> int:
+        """How many clients belong to the federation by that round."""
+        return int(self.participation.joined(self.num_clients, round_index).sum())
+
+    def meet(self, enough: int, round_index: int) -> None:
         """See who is there, ask newcomers who they are, and wait until `enough` clients are, or patience ends."""
         until = time.monotonic() + self.terms.wait
         asked: set[int] = set()  # a newcomer that fails is asked again before the next round, not at once
@@ -158,9 +162,10 @@ class FlowerEngine:
             if present >= enough or time.monotonic() > until:
                 break
             time.sleep(POLL)
-        if present < self.least(self.num_clients):
-            raise ConnectionError(f"{present} of {self.num_clients} clients are there, "
-                                  f"at least {self.least(self.num_clients)} are needed (deploy.min_share)")  # fmt: skip
+        expected = self._expected(round_index)
+        if present < self.least(expected):
+            raise ConnectionError(f"{present} of {expected} clients are there, "
+                                  f"at least {self.least(expected)} are needed (deploy.min_share)")  # fmt: skip
 
     def least(self, asked: int) -> int:
         """How many of `asked` clients must answer."""
@@ -187,16 +192,28 @@ class FlowerEngine:
         self.members[client] = member
 
     def begin(self, round_index: int) -> FlowerClients:
-        self.meet(self.least(self.num_clients))
+        self.meet(self.least(self._expected(round_index)), round_index)
         return FlowerClients(self, round_index)
 
-    def evaluate(self, models: Tensor, model_of_client: Tensor, round_index: int = 0) -> list[Evaluation | None]:
-        """Each client's model on its own test data; None for a client without any, or without a sound answer."""
+    def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:
+        """Each client's mixture on its own test data; None for a client without any, or without a sound answer."""
         tested = [c for c in self.members if self.online(c) and self.sizes_in(c, round_index).num_test]
+        needed = max((len(mixtures[c]) for c in tested), default=0) * 4 * self.layout.num_evaluated
+        if needed > max(self.terms.message_bytes, self.terms.model_bytes):
+            raise ValueError(f"a client's mixture of models takes {needed} bytes, more than deploy.message_bytes and "
+                             "deploy.model_bytes allow; switch experiment.mixture off or raise them")  # fmt: skip
         vectors = {
-            m: to_array(models[m, : self.layout.num_evaluated]) for m in {int(model_of_client[c]) for c in tested}
+            m: to_array(models[m, : self.layout.num_evaluated]) for m in set().union(*(mixtures[c] for c in tested))
         }
-        asks = [self.ask(c, round_index, {}, {"mean.0": vectors[int(model_of_client[c])]}) for c in tested]
+        asks = [
+            self.ask(
+                c,
+                round_index,
+                {"shares": list(mixtures[c].values())},
+                {f"mean.{i}": vectors[m] for i, m in enumerate(mixtures[c])},
+            )
+            for c in tested
+        ]
         evaluations: list[Evaluation | None] = [None] * self.num_clients
 
         def read(position: int, content: RecordDict) -> Evaluation:
@@ -214,11 +231,14 @@ class FlowerEngine:
         total = float(
             finite(read_array(arrays.get("log-likelihood"), (1,), DOUBLE, "log-likelihood"), "log-likelihood")
         )
+        brier = float(finite(read_array(arrays.get("brier"), (1,), DOUBLE, "brier"), "brier"))
         if int(confusion.min()) < 0 or int(confusion.sum()) != num_test:
             raise ValueError(f"confusion must count the client's {num_test} test examples")
         if float(finite(calibration, "calibration").min()) < 0 or int(calibration[:, 0].sum()) != num_test:
             raise ValueError(f"calibration must count the client's {num_test} test examples")
-        return Evaluation(confusion, total, calibration)
+        if not 0 <= brier <= 2.001 * num_test:
+            raise ValueError(f"brier must be between 0 and 2 for each of the client's {num_test} test examples")
+        return Evaluation(confusion, total, calibration, brier)
 
     def ask(
         self, client: int, round_index: int, settings: dict[str, Any], arrays: dict[str, Array], num_answers: int = 1

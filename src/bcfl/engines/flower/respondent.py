@@ -192,17 +192,24 @@ class Respondent:
         return int(blurred.argmax()), len(means) * client.num_scored(bound)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        _, round_index = self._ask(content)
+        """What a mixture of models, most often one, makes of the client's test data."""
+        ask, round_index = self._ask(content)
         if self.privacy is not None:
             raise ValueError("this client protects its data and is not tested")
-        vector = self._vector(arrays_of(content, "models"), "mean.0", len(self.model.vector))
-        evaluation = self._client(round_index).evaluate(self.model, vector, self.num_classes)
+        shares = list_of(ask, "shares", float)
+        if not shares or any(not 0 < share <= 1.001 for share in shares):
+            raise ValueError("shares must be numbers in (0, 1], one per model and at least one")
+        arrays, size = arrays_of(content, "models"), len(self.model.vector)
+        vectors = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(len(shares))])
+        log_weight = torch.tensor(shares, dtype=torch.float64).log()
+        evaluation = self._client(round_index).evaluate(self.model, vectors, log_weight, self.num_classes)
         if evaluation is None:
             raise ValueError("this client has no test data")
         answer = {
             "confusion": to_array(evaluation.confusion),
             "calibration": to_array(evaluation.calibration),
             "log-likelihood": to_array(torch.tensor([evaluation.log_likelihood], dtype=torch.float64)),
+            "brier": to_array(torch.tensor([evaluation.brier], dtype=torch.float64)),
         }
         return RecordDict({"answer": ArrayRecord(answer)})
 
