@@ -76,9 +76,10 @@ def simulator(
     participation: Participation | None = None,
     num_workers: int = 1,
     seed: int = 0,
+    device: str = "cpu",
 ) -> Simulator:
-    own = tiny_federation() if data is None else data
-    return Simulator(factory, own, training or Training(local_steps=3, batch_size=8), seed, participation, num_workers)
+    own, training = data or tiny_federation(), training or Training(local_steps=3, batch_size=8)
+    return Simulator(factory, own, training, seed, participation, num_workers, device)
 
 
 def advance(method: Method, engine: Simulator, state: Hypotheses, rounds: range) -> Hypotheses:

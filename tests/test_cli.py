@@ -136,6 +136,7 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "negative seed": (["run", *settings(), "--seed", "-1"], "experiment.seed must be ≥ 0, got -1"),
     "seed that is no number": (["run", "--seed", "x"], "argument --seed"),
     "no workers": (["run", "--workers", "0"], "argument --workers: must be a whole number of at least 1, got '0'"),
+    "device that is none": (["run", *settings(), "--device", "tpu"], "must be one of cpu, cuda, cuda:N, stacked-cpu"),
     "workers that are no number": (["run", "--workers", "two"], "whole number of at least 1, got 'two'"),
     "missing settings file": (["run", "none.toml"], "none.toml does not exist"),
     "a folder as settings file": (["run", "."], "cannot be read"),

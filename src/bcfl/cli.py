@@ -287,6 +287,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=_positive, metavar="N", help="threads that train clients (default: all cores)"
     )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="cpu (default), or cuda or cuda:N: many clients together on a GPU; stacked-cpu tries that without one",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--quiet", action="store_true", help="no progress")
 

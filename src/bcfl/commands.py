@@ -36,11 +36,13 @@ __all__ = ["COMMANDS", "RunStoppedError"]
 def run(options: Namespace) -> int:
     config = load_config(options.config, options.overrides, seed=options.seed)
     out = options.out or _free_folder(Path("runs"), config)
-    return _show(options, lambda observers: start(config, out, num_workers=options.workers, observers=observers))
+    how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
+    return _show(options, lambda observers: start(config, out, **how, observers=observers))
 
 
 def resume_run(options: Namespace) -> int:
-    return _show(options, lambda observers: resume(options.run, num_workers=options.workers, observers=observers))
+    how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
+    return _show(options, lambda observers: resume(options.run, **how, observers=observers))
 
 
 def _show(options: Namespace, execute: Callable[[Sequence[Observer]], Result]) -> int:
@@ -155,7 +157,7 @@ def _show_all(options: Namespace, runs: Sequence[Planned]) -> int:
         for run, own in zip(runs, settings, strict=True)
     ]
     with SweepProgress(runs, names) as progress:
-        found = sweep(runs, options.workers, None if options.quiet else progress, options.jobs)
+        found = sweep(runs, options.workers, None if options.quiet else progress, options.jobs, options.device)
     summaries = [
         {**summary, "settings": own, "path": str(run.path)}
         for summary, own, run in zip(found, settings, runs, strict=True)

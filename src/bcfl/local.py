@@ -104,7 +104,7 @@ def fit(
     elif len(carried):
         velocity.copy_(carried)
     theta, gradient, prior_mean = model.parameters, model.gradient, prior.mean[:num_parameters]
-    pull = _pull(prior.precision[:num_parameters], num_examples, training)
+    pull = proximal_pull(prior.precision[:num_parameters], num_examples, training)
     fisher = torch.zeros(num_parameters) if curvature and training.fisher == "batch" else None
 
     for rows in batches(num_examples, training.batch_size, num_steps, generator):
@@ -128,7 +128,7 @@ def fit(
     return Gaussian(mean, precision), velocity
 
 
-def _pull(precision: Tensor, num_examples: int, training: Training) -> Tensor | None:
+def proximal_pull(precision: Tensor, num_examples: int | Tensor, training: Training) -> Tensor | None:
     """The weights w of the proximal step towards the prior's mean; None for a flat prior."""
     if not precision.any():
         return None
@@ -167,10 +167,11 @@ def log_likelihoods(model: FlatModel, vectors: Tensor | Sequence[Tensor], exampl
             model.load(vector)
             parts = [-F.cross_entropy(model.module(x), y, reduction="none") for x, y in examples.chunks(rows)]
             torch.cat(parts, out=values[i])
-    return _floored(values)
+    return floored(values)
 
 
-def _floored(log_p: Tensor) -> Tensor:
+def floored(log_p: Tensor) -> Tensor:
+    """Log-likelihoods with the least that an example may have for those below it and for NaN."""
     return log_p.nan_to_num(nan=FLOOR).clamp(min=FLOOR)
 
 
@@ -204,10 +205,8 @@ class Evaluation:
     brier: float  # Σ (p − 1[y])² over classes, summed over the client's test examples
 
 
-def evaluate(model: FlatModel, vectors: Tensor, log_weight: Tensor, examples: Examples, num_classes: int) -> Evaluation:
-    """How the mixture of these models does on the client's examples, in evaluation mode; often it is one model."""
-    rows = torch.arange(len(examples))
-    log_p, y = log_mixture(log_probabilities(model, vectors, examples, rows), log_weight), examples.y[examples.index]
+def evaluate(log_p: Tensor, y: Tensor, num_classes: int) -> Evaluation:
+    """How predictions log p(class|x) do on examples with these labels."""  # (example, class), (example,)
     p, predicted = log_p.double().exp(), log_p.argmax(1)
     confidence, likelihood = p.amax(1), log_p.gather(1, y[:, None]).double()
     return Evaluation(
@@ -218,14 +217,14 @@ def evaluate(model: FlatModel, vectors: Tensor, log_weight: Tensor, examples: Ex
     )
 
 
-def log_probabilities(model: FlatModel, vectors: Tensor, examples: Examples, rows: Tensor) -> Tensor:
+def log_probabilities(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
     """log p(class|x) of the chosen examples under each model, in evaluation mode."""  # (model, example, class)
     model.module.eval()
     values = []
     with torch.inference_mode():
         for vector in vectors:
             model.load(vector)
-            values.append(torch.cat([_floored(model.module(x).log_softmax(1)) for x, _ in examples.chunks(rows)]))
+            values.append(torch.cat([floored(model.module(x).log_softmax(1)) for x, _ in examples.chunks(rows)]))
     return torch.stack(values)
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,15 +39,15 @@ class FlatModel:
         self.parameters = self.vector[: self.num_parameters]
         self._counters = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_floating_point()]
         for tensor, view in zip(
-            (*parameters, *statistics), _views(self.vector, (*parameters, *statistics)), strict=True
+            (*parameters, *statistics), views(self.vector, (*parameters, *statistics)), strict=True
         ):
             view.copy_(tensor.detach())
             tensor.data = view
         if not self.vector.isfinite().all():
             raise ValueError("model must start with finite parameters and statistics")
-        for parameter, view in zip(parameters, _views(self.gradient, parameters), strict=True):
+        for parameter, view in zip(parameters, views(self.gradient, parameters), strict=True):
             parameter.grad = view
-        self._dropouts = _seed_dropout(module)
+        self.dropouts = _seed_dropout(module)
 
     def load(self, vector: Tensor) -> None:
         """Take over parameters and statistics; integer buffers (BatchNorm's batch counter) start afresh."""
@@ -57,26 +57,25 @@ class FlatModel:
 
     def seed(self, generator: torch.Generator) -> None:
         """Let every dropout layer draw from `generator`."""
-        for dropout in self._dropouts:
+        for dropout in self.dropouts:
             dropout.generator = generator
 
     def parameter_views(self, flat: Tensor) -> dict[str, Tensor]:
         """`flat` (parameter,) seen as tensors with the names and shapes of the module's parameters."""
         names, parameters = zip(*self.module.named_parameters(), strict=True)
-        return dict(zip(names, _views(flat, parameters), strict=True))
+        return dict(zip(names, views(flat, parameters), strict=True))
 
 
-def _views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    views, offset = [], 0
-    for tensor in like:
-        part = flat[offset : offset + tensor.numel()]
-        if tensor.dim() == 4:
-            out, into, height, width = tensor.shape
-            views.append(part.view(out, height, width, into).permute(0, 3, 1, 2))
-        else:
-            views.append(part.view(tensor.shape))
-        offset += tensor.numel()
-    return views
+def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """`flat` (number,) seen as tensors with the shapes of `like`, in their order."""
+    return [_view(part, tensor) for part, tensor in zip(flat.split([t.numel() for t in like]), like, strict=True)]
+
+
+def _view(part: Tensor, like: Tensor) -> Tensor:
+    if like.dim() != 4:
+        return part.view(like.shape)
+    out, into, height, width = like.shape
+    return part.view(out, height, width, into).permute(0, 3, 1, 2)
 
 
 class SeededDropout(nn.Module):
@@ -86,12 +85,17 @@ class SeededDropout(nn.Module):
         super().__init__()
         self.p = p
         self.generator: torch.Generator | None = None
+        self.masks: Iterator[Tensor] | None = None  # drawn beforehand, in the order in which they are used
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        keep = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
+        keep = self.draw(x) if self.masks is None else next(self.masks)
         return x * keep / (1 - self.p)
+
+    def draw(self, like: Tensor) -> Tensor:
+        """A mask of that shape, 1 for what is kept; also of that layout, as draws fill memory in its own order."""
+        return torch.empty_like(like, device="cpu").bernoulli_(1 - self.p, generator=self.generator)
 
 
 def _seed_dropout(module: nn.Module) -> list[SeededDropout]:

@@ -484,4 +484,4 @@ def test_the_engine_can_be_closed_and_is_closed_by_with() -> None:
     with simulator() as engine:
         pass
     with pytest.raises(RuntimeError, match="shutdown"):
-        engine.run(lambda model: None)
+        list(engine.stream([lambda model: None]))

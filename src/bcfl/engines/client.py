@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -48,6 +49,32 @@ def draw_model(factory: ModelFactory, layout: Layout, seed: int, *path: int) -> 
     return vector
 
 
+class Learning(Protocol):
+    """Whoever computes for a client: bcfl.local, or a device that does the same for many clients at once."""
+
+    def fit(
+        self,
+        model: FlatModel,
+        start: Tensor,
+        prior: Gaussian,
+        examples: Examples,
+        training: Training,
+        generator: torch.Generator,
+        *,
+        curvature: bool,
+        num_steps: int | None = None,
+        momentum: Tensor | None = None,
+    ) -> tuple[Gaussian, Tensor]: ...
+
+    def log_likelihoods(
+        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor
+    ) -> Tensor: ...
+
+    def log_probabilities(
+        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor
+    ) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class LocalClient:
     """A client's place in the federation, its data and how it trains; every draw is a function of round and client."""
@@ -58,6 +85,7 @@ class LocalClient:
     training: Training
     seed: int
     draws_globally: bool  # whether the model draws from torch's global generator: see local.check_model
+    learning: Learning = local  # who computes
 
     def num_scored(self, max_examples: int | None) -> int:
         """How many examples a score uses."""
@@ -90,7 +118,7 @@ class LocalClient:
         if part is not None:
             order = torch.randperm(len(rows), generator=self._stream("look", round_index, self.index))
             rows = rows[order[slice(*part)]]
-        return local.log_likelihoods(model, models, self.train, rows)
+        return self.learning.log_likelihoods(model, models, self.train, rows)
 
     def best(
         self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, racing: float
@@ -133,7 +161,7 @@ class LocalClient:
         momentum: Tensor | None = None,
     ) -> tuple[Gaussian, Tensor]:
         """The client's posterior from the prior belief^strength, and the momentum at its end."""
-        return local.fit(
+        return self.learning.fit(
             model,
             belief.mean if start is None else start,
             prior_of(belief, strength, model.num_parameters),
@@ -145,10 +173,15 @@ class LocalClient:
             momentum=momentum,
         )
 
-    def evaluate(self, model: FlatModel, vectors: Tensor, log_weight: Tensor, num_classes: int) -> Evaluation | None:
-        """How the mixture of these models does on the client's test data; None if it has none."""
+    def evaluate(
+        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], log_weight: Tensor, num_classes: int
+    ) -> Evaluation | None:
+        """How the mixture of these models, often a single one, does on the client's test data; None if it has none."""
+        if not len(self.test):
+            return None
         self._stream("evaluate", self.index)
-        return local.evaluate(model, vectors, log_weight, self.test, num_classes) if len(self.test) else None
+        log_p = self.learning.log_probabilities(model, vectors, self.test, torch.arange(len(self.test)))
+        return local.evaluate(local.log_mixture(log_p, log_weight), self.test.y[self.test.index], num_classes)
 
     def _stream(self, *path: int | str) -> torch.Generator:
         """The client's stream of that name; torch's global generator joins it if the model draws from that."""

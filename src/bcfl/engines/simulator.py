@@ -1,15 +1,7 @@
-"""Many clients on one machine: persistent one-thread workers, distinct jobs only, the same bits for any number of them.
-
-Workers are threads: torch lets go of the interpreter while it computes, so they scale like processes for real
-networks, and a model may be any callable of the user's, a lambda in a notebook included. One job runs in one worker
-from beginning to end and results are handed out in the order of the jobs, so nothing depends on how many there are.
-"""
+"""Many clients on one machine: distinct jobs only, in threads or stacked on a device, the same answers either way."""
 
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -29,6 +21,8 @@ from bcfl.engines.client import (
     wanted_models,
 )
 from bcfl.engines.memory import give_back_memory, keep_freed_memory
+from bcfl.engines.stacked import Stack, find_device
+from bcfl.engines.workers import Workers
 from bcfl.federation import Choice, Jobs, Mixture, Work
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
@@ -72,7 +66,7 @@ class Participation:
 
 
 class Simulator:
-    """All clients' data and the workers; `begin(round)` gives the federation as a method sees it in that round."""
+    """All clients' data and who computes for them; `begin(round)` gives the federation as a method sees it then."""
 
     def __init__(
         self,
@@ -82,6 +76,7 @@ class Simulator:
         seed: int,
         participation: Participation | None = None,
         num_workers: int | None = None,
+        device: str = "cpu",
     ):
         keep_freed_memory()
         self.factory, self.training, self.seed = factory, training, seed
@@ -95,28 +90,26 @@ class Simulator:
         probe = FlatModel(build(factory, seed, "probe"))
         self.num_classes, draws_globally = local.check_model(probe, min(train, key=len), data.num_classes)
         self.layout = layout_of(probe, training)
+        self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
+        where = find_device(device)
+        stack = None if where is None else Stack(probe, where, [train[0], test[0]], training, draws_globally)
+        self._machine = stack or Workers(self.num_workers, lambda: FlatModel(build(factory, seed, "probe")))
         self.clients = [
-            LocalClient(c, *own, training, seed, draws_globally) for c, own in enumerate(zip(train, test, strict=True))
+            LocalClient(c, *own, training, seed, draws_globally, stack or local)
+            for c, own in enumerate(zip(train, test, strict=True))
         ]
         self.drift = data.drift
         if data.drift is not None:  # the same clients once their data have changed
             sources = zip(self.clients, data.drift.source.tolist(), strict=True)
             self._later = [replace(own, train=train[s], test=test[s]) for own, s in sources]
-        self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
         # client -> belief -> the momentum that the client keeps of it: only for momentum_state = "client".
         self.momentum: dict[int, dict[int, Tensor]] = {}
-        self._thread = threading.local()
-        self._workers = ThreadPoolExecutor(self.num_workers, "bcfl-worker", initializer=self._start_worker)
         # The server's own sums, spread over the cores, would fight the workers and depend on how many cores there are.
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
 
-    def _start_worker(self) -> None:
-        torch.set_num_threads(1)
-        self._thread.model = FlatModel(build(self.factory, self.seed, "probe"))
-
     def close(self) -> None:
-        self._workers.shutdown(cancel_futures=True)
+        self._machine.close()
         give_back_memory()
         torch.set_num_threads(self._threads_before)
 
@@ -139,25 +132,16 @@ class Simulator:
     def begin(self, round_index: int) -> "SimulatedClients":
         return SimulatedClients(self, round_index)
 
-    def run(self, task: Callable[[FlatModel], T]) -> "Future[T]":
-        return self._workers.submit(lambda: task(self._thread.model))
-
     def stream(self, tasks: Iterable[Callable[[FlatModel], T]]) -> Iterator[T]:
         """The results of the tasks, in their order; only a few are ever ahead, so that memory stays bounded."""
-        waiting: deque[Future[T]] = deque()
-        for task in tasks:
-            waiting.append(self.run(task))
-            if len(waiting) > 2 * self.num_workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        return self._machine.stream(tasks)
 
     def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:
         """Each client's mixture of models on the test data that it holds in that round; None for one without any."""
 
         def task(client: LocalClient, mixture: Mixture) -> Callable[[FlatModel], Evaluation | None]:
             log_weight = torch.tensor(list(mixture.values()), dtype=torch.float64).log()
-            return lambda model: client.evaluate(model, models[list(mixture)], log_weight, self.num_classes)
+            return lambda model: client.evaluate(model, [models[m] for m in mixture], log_weight, self.num_classes)
 
         pairs = zip(self.clients_in(round_index)[0], mixtures, strict=True)
         return list(self.stream(task(client, mixture) for client, mixture in pairs))

@@ -19,6 +19,7 @@ from bcfl.association import align
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Simulator
+from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import FROM_PYTHON, Config, parse_config
 from bcfl.experiment.metrics import agreement, follow_drift, summarise
 from bcfl.experiment.prediction import mixtures
@@ -69,16 +70,18 @@ def start(
     clients: Sequence[Any] | None = None,
     factory: ModelFactory | None = None,
     num_workers: int | None = None,
+    device: str = "cpu",
     observers: Sequence[Observer] = (),
 ) -> Result:
     """Run from the beginning, into the folder `out` if given; nothing is written before the problem is sound."""
+    find_device(device)
     problem = prepare(config, clients, factory)
-    with _engine(config, problem, num_workers) as engine:
+    with _engine(config, problem, num_workers, device) as engine:
         if out is None:
             return _rounds(config, problem, engine, None, None, observers)
         folder = RunFolder.create(out, config.as_dict())
         with folder.locked(), _resumable(folder, _how_to_resume(config, folder)):
-            _describe(folder, _split(config, problem.data))
+            _describe(folder, _split(config, problem.data), device)
             return _rounds(config, problem, engine, folder, None, observers)
 
 
@@ -88,46 +91,48 @@ def resume(
     clients: Sequence[Any] | None = None,
     factory: ModelFactory | None = None,
     num_workers: int | None = None,
+    device: str = "cpu",
     observers: Sequence[Observer] = (),
 ) -> Result:
     """Go on where the run in `path` was stopped; a complete run is only read."""
+    find_device(device)
     folder = RunFolder.open(path)
     config = parse_config(folder.read("config.json"))
     with folder.locked():
-        checkpoint = _restore(folder)
+        checkpoint = _restore(folder, device)
         if folder.complete and checkpoint and checkpoint.round == config.experiment.rounds:
             return _kept_result(config, folder, checkpoint, factory)
         problem = prepare(config, clients, factory)
         if folder.has("manifest.json"):
             verify_manifest(problem.data, folder.read("manifest.json"))
         with (
-            _engine(config, problem, num_workers) as engine,
+            _engine(config, problem, num_workers, device) as engine,
             _resumable(folder, _how_to_resume(config, folder)),
         ):
             if checkpoint and checkpoint.state.models.mean.shape[1] != engine.layout.length:
                 raise ValueError(f"the model has {engine.layout.length} numbers, but in the run in {path} it had "
                                  f"{checkpoint.state.models.mean.shape[1]}")  # fmt: skip
             if not folder.has("manifest.json"):  # stopped before its first round
-                _describe(folder, _split(config, problem.data))
+                _describe(folder, _split(config, problem.data), device)
             return _rounds(config, problem, engine, folder, checkpoint, observers)
 
 
-def _restore(folder: RunFolder) -> Checkpoint | None:
+def _restore(folder: RunFolder, device: str = "cpu") -> Checkpoint | None:
     """Where the run stands; what its user should know about that is told."""
     checkpoint = folder.restore()
     for note in folder.notes:
         logger.warning(note)
     if folder.has("environment.json"):
-        before, now = folder.read("environment.json"), environment()
+        before, now = {"device": "cpu"} | folder.read("environment.json"), environment(device)
         changed = [f"{key} {before.get(key)} is now {value}" for key, value in now.items() if before.get(key) != value]
         if changed and not folder.complete:
             logger.warning(f"{folder.path}: the environment has changed, results may differ: {', '.join(changed)}")
     return checkpoint
 
 
-def _describe(folder: RunFolder, split: Mapping[str, Any]) -> None:
+def _describe(folder: RunFolder, split: Mapping[str, Any], device: str = "cpu") -> None:
     """Beside its settings, the folder says what the run is made with and who holds what."""
-    folder.write("environment.json", environment())
+    folder.write("environment.json", environment(device))
     folder.write("manifest.json", split)
 
 
@@ -185,10 +190,11 @@ def is_unfinished(path: Path, config: Config) -> bool:
     return folder.has("config.json") and not folder.complete and folder.read("config.json") == config.as_dict()
 
 
-def _engine(config: Config, problem: Problem[FederatedData], num_workers: int | None) -> Simulator:
+def _engine(config: Config, problem: Problem[FederatedData], num_workers: int | None, device: str) -> Simulator:
     experiment = config.experiment
+    participation = experiment.participation()
     return Simulator(
-        problem.factory, problem.data, config.training, experiment.seed, experiment.participation(), num_workers
+        problem.factory, problem.data, config.training, experiment.seed, participation, num_workers, device
     )
 
 
@@ -324,7 +330,7 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
     )
 
 
-def environment() -> dict[str, str]:
+def environment(device: str = "cpu") -> dict[str, str]:
     """What the run was made with, for whoever wants to repeat it."""
     return {
         "bcfl": __version__,
@@ -333,4 +339,5 @@ def environment() -> dict[str, str]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "processor": platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
     }

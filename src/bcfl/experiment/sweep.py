@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bcfl.data.partition import FederatedData
+from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import Config, apply_override, parse_config, read_toml, set_value
 from bcfl.experiment.problem import Split, load_data, model_factory, pose
 from bcfl.experiment.run import Observer, resume, start
@@ -108,7 +109,11 @@ def plan(configs: Iterable[Config], out: Path) -> list[Planned]:
 
 
 def sweep(
-    runs: Sequence[Planned], num_workers: int | None = None, view: View | None = None, jobs: int | None = None
+    runs: Sequence[Planned],
+    num_workers: int | None = None,
+    view: View | None = None,
+    jobs: int | None = None,
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """The summaries of all runs; those that are complete are read, those that were stopped go on.
 
@@ -117,24 +122,26 @@ def sweep(
     with its share of `num_workers` threads (all cores if None). A run can keep at most as many cores busy as it has
     clients, so by default there are as many jobs as it takes to keep all of them busy: mostly one.
     """
+    find_device(device)
     open_runs = [run for run in runs if not run.complete]
     fewest_clients = _check([run.config for run in open_runs])
     cores = num_workers or os.cpu_count() or 1
     jobs = min(jobs or max(cores // fewest_clients, 1), max(len(open_runs), 1))
     workers = max(cores // jobs, 1) if num_workers or jobs > 1 else None
-    with _helpers(open_runs, workers, jobs - 1):
-        _work_off(open_runs, workers, view, jobs)
+    how = {"num_workers": workers, "device": device}
+    with _helpers(open_runs, how, jobs - 1):
+        _work_off(open_runs, how, view, jobs)
     return [RunFolder.open(run.path).read("result.json") for run in runs]
 
 
-def _work_off(runs: Sequence[Planned], num_workers: int | None, view: View | None, jobs: int) -> None:
+def _work_off(runs: Sequence[Planned], how: Mapping[str, Any], view: View | None, jobs: int) -> None:
     """All runs are complete, whoever did them."""
     waiting = list(runs)
     while waiting:
         taken: list[Planned] = []
         for run in waiting:
             at_once = max(jobs, 1 + sum(not other.complete for other in taken))
-            if not run.complete and not _go_on(run, num_workers, [view.begin(run, at_once)] if view else []):
+            if not run.complete and not _go_on(run, how, [view.begin(run, at_once)] if view else []):
                 taken.append(run)
         waiting = [run for run in taken if not run.complete]
         if len(waiting) == len(taken) > 0:
@@ -143,23 +150,23 @@ def _work_off(runs: Sequence[Planned], num_workers: int | None, view: View | Non
             time.sleep(PATIENCE)
 
 
-def _go_on(run: Planned, num_workers: int | None, observers: Sequence[Observer]) -> bool:
+def _go_on(run: Planned, how: Mapping[str, Any], observers: Sequence[Observer]) -> bool:
     """Whether the run is complete now; not if another process has it in hand."""
     try:
         if RunFolder(run.path).has("config.json"):
-            resume(run.path, num_workers=num_workers, observers=observers)
+            resume(run.path, **how, observers=observers)
         else:
-            start(run.config, run.path, num_workers=num_workers, observers=observers)
+            start(run.config, run.path, **how, observers=observers)
     except TakenError:
         return False
     return True
 
 
 @contextlib.contextmanager
-def _helpers(runs: Sequence[Planned], num_workers: int | None, count: int) -> Iterator[None]:
+def _helpers(runs: Sequence[Planned], how: Mapping[str, Any], count: int) -> Iterator[None]:
     """Other processes that work the runs off as well; locks keep everybody off each other's runs."""
     context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads in an unknown state
-    arguments = (runs, num_workers, os.getpid())
+    arguments = (runs, how, os.getpid())
     helpers = [context.Process(target=_help, args=arguments, daemon=True) for _ in range(count)]
     try:
         for helper in helpers:
@@ -171,13 +178,13 @@ def _helpers(runs: Sequence[Planned], num_workers: int | None, count: int) -> It
             helper.join()
 
 
-def _help(runs: Sequence[Planned], num_workers: int | None, parent: int) -> None:
+def _help(runs: Sequence[Planned], how: Mapping[str, Any], parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this is told, and ends it
     for run in runs:
         if not run.complete:
             # What goes wrong here goes wrong again where the error can be shown: nobody else completes this run.
             with contextlib.suppress(Exception):
-                _go_on(run, num_workers, [_UntilAlone(parent)])
+                _go_on(run, how, [_UntilAlone(parent)])
 
 
 @dataclass(frozen=True)
