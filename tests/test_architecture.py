@@ -11,7 +11,7 @@ import pytest
 import bcfl
 
 ROOT = Path(bcfl.__file__).parent
-MATHS = {"association", "evidence", "gaussian", "racing", "randomness"}
+MATHS = {"association", "evidence", "gaussian", "partitions", "racing", "randomness"}
 CONTRACT = MATHS | {"federation"}
 LEARNING = CONTRACT | {"data", "local", "models"}
 RUNNING = LEARNING | {"engines", "experiment", "methods"}
@@ -23,7 +23,8 @@ ALLOWED: dict[str, set[str]] = {
     "association": set(),
     "racing": {"association"},
     "evidence": {"gaussian"},
-    "conceptual": {"association", "gaussian"},
+    "partitions": set(),
+    "conceptual": {"association", "gaussian", "partitions"},
     "federation": {"gaussian"},
     "models": {"randomness"},
     "local": {"gaussian", "models"},

@@ -1,12 +1,13 @@
 """What one client does when it is asked: the same in every engine, so that every engine gives the same numbers."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bcfl import local
-from bcfl.federation import prior_of
+from bcfl.federation import num_held_out, prior_of
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
@@ -58,15 +59,37 @@ class LocalClient:
     draws_globally: bool  # whether the model draws from torch's global generator: see local.check_model
 
     def score(
-        self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, summary: local.Summary
+        self,
+        model: FlatModel,
+        models: Tensor,
+        round_index: int,
+        max_examples: int | None,
+        summary: local.Summary,
+        held_out: float = 0.0,
     ) -> Tensor:
         """A number per model that says how well it explains the client's data."""  # (model, vector) -> (model,)
-        return summary(self.log_likelihoods(model, models, round_index, max_examples), len(self.train))
+        values = self.log_likelihoods(model, models, round_index, max_examples, held_out)
+        return summary(values, len(self.scored(held_out)))
 
-    def log_likelihoods(self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None) -> Tensor:
+    def log_likelihoods(
+        self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, held_out: float = 0.0
+    ) -> Tensor:
         """log p(y|x) under each model of the examples that this round scores."""  # (model, example)
-        rows = local.scoring_rows(len(self.train), max_examples, self._stream("score", round_index, self.index))
-        return local.log_likelihoods(model, models, self.train, rows)
+        examples = self.scored(held_out)
+        rows = local.scoring_rows(len(examples), max_examples, self._stream("score", round_index, self.index))
+        return local.log_likelihoods(model, models, examples, rows)
+
+    def scored(self, held_out: float) -> Examples:
+        """The examples that scores are taken on: all, or those that are held out from training."""
+        return self._part(held_out, held=True)
+
+    def _part(self, held_out: float, held: bool) -> Examples:
+        """The examples held out, or those left for training; who is which is the same in every round and engine."""
+        count = int(num_held_out(torch.tensor(len(self.train), dtype=torch.float64), held_out))
+        if not count:  # nothing is held out, or of a single example nothing can be
+            return self.train
+        order = torch.randperm(len(self.train), generator=generator(self.seed, "held out", self.index))
+        return dataclasses.replace(self.train, index=self.train.index[order[:count] if held else order[count:]])
 
     def fit(
         self,
@@ -79,13 +102,14 @@ class LocalClient:
         start: Tensor | None = None,
         num_steps: int | None = None,
         momentum: Tensor | None = None,
+        held_out: float = 0.0,
     ) -> tuple[Gaussian, Tensor]:
         """The client's posterior from the prior belief^strength, and the momentum at its end."""
         return local.fit(
             model,
             belief.mean if start is None else start,
             prior_of(belief, strength, model.num_parameters),
-            self.train,
+            self._part(held_out, held=False),
             self.training,
             self._stream("fit", round_index, self.index),  # the same batches for every belief: a fair comparison
             curvature=curvature,

@@ -146,21 +146,22 @@ class SimulatedClients:
     def draw_model(self, *path: int) -> Tensor:
         return draw_model(self.engine.factory, self.layout, self.seed, *path)
 
-    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        return self._score(models, max_examples, local.total_log_likelihood)
+    def score(self, models: Tensor, max_examples: int | None = None, held_out: float = 0.0) -> Tensor:
+        return self._score(models, max_examples, local.total_log_likelihood, held_out)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         return self._score(models, max_examples, local.share_explained)
 
-    def _score(self, models: Tensor, max_examples: int | None, summary: local.Summary) -> Tensor:
+    def _score(self, models: Tensor, max_examples: int | None, summary: local.Summary, held_out: float = 0.0) -> Tensor:
         clients = self._present_clients()
         tasks = (
-            partial(self._scores_of, c, models=models, max_examples=max_examples, summary=summary) for c in clients
+            partial(self._scores_of, c, models=models, max_examples=max_examples, summary=summary, held_out=held_out)
+            for c in clients
         )
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         for client, row in zip(clients, self.engine.stream(tasks), strict=True):
             scores[client] = row
-            self._count_scored(client, len(models), max_examples)
+            self._count_scored(client, len(models), max_examples, held_out)
         self.work.exchanges += 1
         self.work.scalars_up += len(clients) * len(models)
         self.work.parameters_down += len(clients) * len(models) * self.layout.num_evaluated
@@ -205,9 +206,15 @@ class SimulatedClients:
         return self.present.nonzero()[:, 0].tolist()
 
     def _scores_of(
-        self, client: int, model: FlatModel, models: Tensor, max_examples: int | None, summary: local.Summary
+        self,
+        client: int,
+        model: FlatModel,
+        models: Tensor,
+        max_examples: int | None,
+        summary: local.Summary,
+        held_out: float = 0.0,
     ) -> Tensor:
-        return self.engine.clients[client].score(model, models, self.round, max_examples, summary)
+        return self.engine.clients[client].score(model, models, self.round, max_examples, summary, held_out)
 
     def _posterior_of(
         self, client: int, belief: int, models: Gaussian, jobs: Jobs, job: int, model: FlatModel
@@ -222,6 +229,7 @@ class SimulatedClients:
             start=None if jobs.start is None else jobs.start[client],
             num_steps=jobs.num_steps,
             momentum=continued_momentum(self._momentum_before.get(client, {}), parent),
+            held_out=jobs.held_out,
         )
 
     def _received(self, client: int, belief: int, jobs: Jobs, posterior: Gaussian, momentum: Tensor) -> Gaussian | None:
@@ -237,6 +245,6 @@ class SimulatedClients:
             self.engine.momentum[client][belief] = momentum
         return posterior
 
-    def _count_scored(self, client: int, num_models: int, max_examples: int | None) -> None:
-        num_examples = len(self.engine.clients[client].train)
+    def _count_scored(self, client: int, num_models: int, max_examples: int | None, held_out: float = 0.0) -> None:
+        num_examples = len(self.engine.clients[client].scored(held_out))
         self.work.scored_examples += num_models * min(num_examples, max_examples or num_examples)

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from bcfl.association import Branches, branch, prune, reweight
 from bcfl.evidence import PointKind, Temperature, client_evidence, evidence_points, hypothesis_evidence, temper_scores
-from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story, prior_of
+from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.gaussian import FusionRule, Gaussian, merge, stack
 from bcfl.methods.clustering import warm_up
-from bcfl.methods.training import FusionStack, Groups, distinct_groups, single_story
+from bcfl.methods.training import Groups, belief_folds, distinct_groups, single_story, train_groups
 from bcfl.randomness import generator
 
 # Candidates ranked per kept hypothesis where the evidence is refined afterwards: the ranking needs a cost per client,
@@ -71,7 +70,7 @@ class BCFL:
             return self._greedy_round(state, clients)
         kept = self._associate(state, clients)
         groups = distinct_groups(state.model_of, kept, clients.present)
-        models = self._train(state, groups, clients)
+        models = train_groups(state, groups, clients, self.fusion, self.forgetting)
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
         if self.strategy == "consensus":
             return _merged(models, groups, kept), info
@@ -81,7 +80,7 @@ class BCFL:
     def _greedy_round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         """One exchange: each client picks the belief that explains its data best and trains that one."""
         assignment = state.assignment.clone()
-        folds = self._folds(state.models, torch.arange(len(state.models)), clients)
+        folds = belief_folds(state.models, torch.arange(len(state.models)), clients, self.fusion, self.forgetting)
         for choice in clients.fit_best(state.models, 1 - self.forgetting, True, self.scoring_examples):
             assignment[0, choice.client] = choice.belief
             folds.add(choice.belief, choice.posterior)
@@ -108,26 +107,6 @@ class BCFL:
         assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
         assignment[:, present] = kept.assignment
         return Branches(kept.parent, assignment, kept.log_weight)
-
-    def _train(self, state: Hypotheses, groups: Groups, clients: Clients) -> Gaussian:
-        """One new belief per group, fused from the local posteriors of its clients as they arrive."""
-        folds = self._folds(state.models, groups.belief, clients)
-        jobs = Jobs(
-            belief=groups.job_belief,
-            client=groups.job_client,
-            strength=torch.full((len(groups.job_belief),), 1 - self.forgetting, dtype=torch.float64),
-            curvature=True,
-            parent_of=state.parent_of,
-        )
-        for users, posterior in zip(groups.users_of_job, clients.fit(state.models, jobs), strict=True):
-            for group in users:
-                folds.add(group, posterior)
-        return folds.results()
-
-    def _folds(self, models: Gaussian, belief_of_group: Tensor, clients: Clients) -> FusionStack:
-        # Only exact fusion looks at the prior's precision; the others can do without another vector per belief.
-        priors = prior_of(models, 1 - self.forgetting, clients.num_parameters) if self.fusion == "exact" else models
-        return FusionStack(priors, models, belief_of_group, self.fusion)
 
 
 def _merged(models: Gaussian, groups: Groups, kept: Branches) -> Hypotheses:

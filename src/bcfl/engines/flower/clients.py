@@ -21,7 +21,7 @@ from bcfl.engines.flower.records import (
     to_array,
     whole_number,
 )
-from bcfl.federation import Choice, Jobs, Work
+from bcfl.federation import Choice, Jobs, Work, num_held_out
 from bcfl.gaussian import Gaussian
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ class FlowerClients:
     def draw_model(self, *path: int) -> Tensor:
         return draw_model(self.engine.factory, self.layout, self.seed, *path)
 
-    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        return self._score("score", models, max_examples)
+    def score(self, models: Tensor, max_examples: int | None = None, held_out: float = 0.0) -> Tensor:
+        return self._score("score", models, max_examples, held_out)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         return self._score("share", models, max_examples)
 
-    def _score(self, kind: str, models: Tensor, max_examples: int | None) -> Tensor:
+    def _score(self, kind: str, models: Tensor, max_examples: int | None, held_out: float = 0.0) -> Tensor:
         clients = self._present_clients()
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         vectors = [to_array(model[: self.layout.num_evaluated]) for model in models]
@@ -63,7 +63,7 @@ class FlowerClients:
         stages = [[part] for part in parts] if kind == "share" else [parts]
         for stage in stages:
             pairs = [(client, part) for client in clients for part in stage]
-            asks = [self._score_ask(kind, client, part, vectors, max_examples) for client, part in pairs]
+            asks = [self._score_ask(kind, client, part, vectors, max_examples, held_out) for client, part in pairs]
 
             def read(position: int, content: RecordDict, pairs: list[tuple[int, Tensor]] = pairs) -> Tensor:
                 return _read_scores(kind, pairs[position][1], len(models), content)
@@ -82,17 +82,20 @@ class FlowerClients:
         self.present &= complete
         scores[~self.present] = torch.nan
         for client in self._present_clients():
-            self._count_scored(client, len(models), max_examples)
+            self._count_scored(client, len(models), max_examples, held_out)
             self.work.scalars_up += len(models)
         return scores
 
-    def _score_ask(self, kind: str, client: int, part: Tensor, vectors: list[Array], max_examples: int | None) -> "Ask":
+    def _score_ask(
+        self, kind: str, client: int, part: Tensor, vectors: list[Array], max_examples: int | None, held_out: float
+    ) -> "Ask":
         settings = {
             "kind": kind,
             "num-models": len(part),
             "first": int(part[0]),
             "total": len(vectors),
             "max-examples": -1 if max_examples is None else max_examples,
+            "held-out": held_out,
         }
         return self.engine.ask(client, self.round, settings, {f"mean.{i}": vectors[m] for i, m in enumerate(part)})
 
@@ -122,7 +125,7 @@ class FlowerClients:
 
         def read(position: int, content: RecordDict) -> list[Gaussian | None]:
             client = clients[shares[position][0]]
-            return [self._read_posterior(client, i, content, jobs.curvature) for i in range(len(shares[position]))]
+            return [self._read_posterior(client, i, content, jobs) for i in range(len(shares[position]))]
 
         answers = self.engine.exchange(FIT, self.round, asks, self.work, read)
         self.work.exchanges += 1
@@ -161,7 +164,7 @@ class FlowerClients:
 
         def read(position: int, content: RecordDict) -> Choice:
             best = whole_number(settings_of(content, "choice"), "choice", 0, len(models) - 1)
-            return Choice(clients[position], best, self._read_posterior(clients[position], best, content, curvature))
+            return Choice(clients[position], best, self._read_posterior(clients[position], best, content, jobs))
 
         answers = self.engine.exchange(FIT, self.round, asks, self.work, read)
         self.work.exchanges += 1
@@ -209,13 +212,15 @@ class FlowerClients:
             "curvature": int(jobs.curvature),
             "num-steps": jobs.num_steps or -1,
             "max-examples": -1 if max_examples is None else max_examples,
+            "held-out": jobs.held_out,
         }
 
-    def _read_posterior(self, client: int, i: int, content: RecordDict, curvature: bool) -> Gaussian | None:
+    def _read_posterior(self, client: int, i: int, content: RecordDict, jobs: Jobs) -> Gaussian | None:
         """The i-th posterior of an answer; None if it is sound but not finite, as of a training that diverged."""
-        arrays, num_examples = arrays_of(content, "answer"), float(self.num_examples[client])
+        own = self.num_examples[client]
+        arrays, num_examples = arrays_of(content, "answer"), float(own - num_held_out(own, jobs.held_out))
         mean = read_array(arrays.get(f"mean.{i}"), (self.layout.length,), FLOAT, f"mean.{i}")
-        if not curvature:  # the precision counts examples, which the server knows
+        if not jobs.curvature:  # the precision counts examples, which the server knows
             posterior = Gaussian(mean, torch.tensor(num_examples).expand(len(mean)))
         else:
             precision = torch.full_like(mean, num_examples)
@@ -235,8 +240,9 @@ class FlowerClients:
     def _present_clients(self) -> list[int]:
         return self.present.nonzero()[:, 0].tolist()
 
-    def _count_scored(self, client: int, num_models: int, max_examples: int | None) -> None:
-        num_examples = int(self.num_examples[client])
+    def _count_scored(self, client: int, num_models: int, max_examples: int | None, held_out: float = 0.0) -> None:
+        own = self.num_examples[client]
+        num_examples = int(num_held_out(own, held_out) or own)
         self.work.scored_examples += num_models * min(num_examples, max_examples or num_examples)
 
     def _count_trained(self, curvature: bool, num_steps: int | None) -> None:

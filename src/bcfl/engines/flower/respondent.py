@@ -21,6 +21,7 @@ from bcfl.engines.flower.records import (
     one_line,
     read_array,
     settings_of,
+    share_of,
     to_array,
     whole_number,
 )
@@ -63,12 +64,14 @@ class Respondent:
         size = len(self.model.vector)
         arrays = arrays_of(content, "models")
         models = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(count)])
+        held_out = share_of(ask, "held-out")
         values = self.client.log_likelihoods(
-            self.model, models, round_index, None if max_examples < 0 else max_examples
+            self.model, models, round_index, None if max_examples < 0 else max_examples, held_out
         )
         if ask.get("kind") != "share":
-            scores = local.total_log_likelihood(values, len(self.client.train))
-            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, len(self.client.train)))
+            num_examples = len(self.client.scored(held_out))
+            scores = local.total_log_likelihood(values, num_examples)
+            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, num_examples))
         first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
         best, model_of = values.max(0)
         model_of = model_of + first
@@ -102,7 +105,7 @@ class Respondent:
             whole_number(ask, "num-steps", -1, MAX_STEPS),
             whole_number(ask, "max-examples", -1, 2**62),
         )
-        curvature = bool(whole_number(ask, "curvature", 0, 1))
+        curvature, held_out = bool(whole_number(ask, "curvature", 0, 1)), share_of(ask, "held-out")
         arrays = arrays_of(content, "models")
         start = self._vector(arrays, "start", layout.length) if "start" in arrays else None
         models = [
@@ -130,6 +133,7 @@ class Respondent:
                 start=start,
                 num_steps=None if num_steps < 1 else num_steps,
                 momentum=continued_momentum(memory.before, parents[i]) if memory else None,
+                held_out=held_out,
             )
             mean, precision = posterior.mean, posterior.precision[: layout.num_parameters]
             if self.privacy is not None:
