@@ -11,7 +11,7 @@ import pytest
 import bcfl
 
 ROOT = Path(bcfl.__file__).parent
-MATHS = {"association", "evidence", "gaussian", "predictive", "racing", "randomness", "transition"}
+MATHS = {"association", "evidence", "gaussian", "partitions", "predictive", "racing", "randomness", "transition"}
 CONTRACT = MATHS | {"federation"}
 LEARNING = CONTRACT | {"data", "local", "models"}
 RUNNING = LEARNING | {"engines", "experiment", "methods"}
@@ -25,7 +25,8 @@ ALLOWED: dict[str, set[str]] = {
     "evidence": {"gaussian"},
     "transition": {"evidence"},
     "predictive": {"evidence", "gaussian"},
-    "conceptual": {"association", "gaussian"},
+    "partitions": set(),
+    "conceptual": {"association", "gaussian", "partitions"},
     "federation": {"gaussian"},
     "models": {"randomness"},
     "local": {"gaussian", "models"},

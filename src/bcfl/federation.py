@@ -12,7 +12,7 @@ prior they are always flat.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,14 +30,15 @@ class Hypotheses:
     """
 
     models: Gaussian  # (belief, vector)
-    model_of: Tensor  # (hypothesis, cluster) -> belief
-    log_weight: Tensor  # (hypothesis,), normalised, best first
+    model_of: Tensor  # (hypothesis, cluster) -> belief; −1: the hypothesis has no such cluster
+    log_weight: Tensor  # (hypothesis,), normalised, best first; −∞: only proposed, to be scored in the next round
     assignment: Tensor  # (hypothesis, client) -> cluster; −1: never associated yet
     parent_of: Tensor  # (belief,) -> the belief it came from in the round before
     family: Tensor  # (hypothesis,) -> the initial draw of cluster models that it descends from
     personal: Tensor | None = None  # (client, vector): the clients' own models, for methods that personalise
     membership: Tensor | None = None  # (hypothesis, client, cluster): probability, for methods with a memory
     stays: Tensor | None = None  # (2,): expected stays and moves so far, where the staying probability is learned
+    sketch: Tensor | None = None  # (client, coordinate): where its data pull each client's model, where clusters split
 
     @property
     def num_clusters(self) -> int:
@@ -51,7 +52,8 @@ class Hypotheses:
         if self.personal is not None:
             return self.personal, torch.arange(len(self.personal))
         own, beliefs = self.assignment[0], self.model_of[0]
-        largest = torch.bincount(own[own >= 0], minlength=self.num_clusters).argmax()
+        size = torch.bincount(own[own >= 0], minlength=self.num_clusters)
+        largest = torch.where(beliefs >= 0, size, -1).argmax()
         return self.models.mean, beliefs[torch.where(own >= 0, own, largest)]
 
     def points(self) -> tuple[Tensor, list[Mixture]]:
@@ -74,6 +76,7 @@ class Jobs:
     start: Tensor | None = None  # (client, vector) where a client starts, if not at the prior's mean
     parent_of: Tensor | None = None  # (belief,) -> belief of the round before, whose momentum a client continues
     num_steps: int | None = None  # local steps, if not the usual number
+    held_out: float = 0.0  # the share of its examples that a client does not train on: see num_held_out
 
     def __len__(self) -> int:
         return len(self.belief)
@@ -104,11 +107,18 @@ class Clients(Protocol):
         """A freshly initialised model, a function of the run's seed and `path`."""  # (vector,)
         ...
 
-    def score(self, models: Tensor, max_examples: int | None = None, wanted: Tensor | None = None) -> Tensor:
+    def score(
+        self,
+        models: Tensor,
+        max_examples: int | None = None,
+        wanted: Tensor | None = None,
+        held_out: float = 0.0,
+    ) -> Tensor:
         """Log-likelihood of each client's data under each model, scaled up to all of the client's examples.
 
         All models of a client are scored on the same examples (at most `max_examples`); rows of absent clients are NaN.
         With `wanted` (client, model) bool only these are scored, to the same bits, and all others are NaN.
+        With `held_out` a client's data are that share of its examples, which jobs of the same share never train on.
         """  # (model, vector) -> (client, model) float64
         ...
 
@@ -147,6 +157,7 @@ class RoundInfo:
     parent: Tensor  # (hypothesis,) -> hypothesis of the round before
     assignment: Tensor  # (hypothesis, client) -> cluster
     log_weight: Tensor  # (hypothesis,)
+    events: tuple[dict[str, Any], ...] | None = None  # clusters that came or went, for methods in which they do
 
 
 class Method(Protocol):
@@ -181,6 +192,14 @@ class Work:
         self.scored_examples += num_scored
         if num_without_racing is not None:
             self.spared_examples = (self.spared_examples or 0) + num_without_racing - num_scored
+
+
+def num_held_out(num_examples: Tensor, share: float) -> Tensor:
+    """How many of a client's examples are held out from training: about that share, and at least one is left on
+    either side wherever a client has two."""  # (client,) -> (client,)
+    if not share:
+        return torch.zeros_like(num_examples)
+    return (num_examples * share).round().clamp(min=1).minimum((num_examples - 1).clamp(min=0))
 
 
 def prior_of(belief: Gaussian, strength: float, num_parameters: int) -> Gaussian:

@@ -1,5 +1,6 @@
 """What one client does when it is asked: the same in every engine, so that every engine gives the same numbers."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bcfl import local
-from bcfl.federation import prior_of
+from bcfl.federation import num_held_out, prior_of
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
@@ -87,9 +88,10 @@ class LocalClient:
     draws_globally: bool  # whether the model draws from torch's global generator: see local.check_model
     learning: Learning = local  # who computes
 
-    def num_scored(self, max_examples: int | None) -> int:
+    def num_scored(self, max_examples: int | None, held_out: float = 0.0) -> int:
         """How many examples a score uses."""
-        return min(len(self.train), max_examples or len(self.train))
+        num_examples = len(self.scored(held_out))
+        return min(num_examples, max_examples or num_examples)
 
     def score(
         self,
@@ -98,9 +100,11 @@ class LocalClient:
         round_index: int,
         max_examples: int | None,
         summary: local.Summary,
+        held_out: float = 0.0,
     ) -> Tensor:
         """A number per model that says how well it explains the client's data."""  # (model, vector) -> (model,)
-        return summary(self.log_likelihoods(model, models, round_index, max_examples), len(self.train))
+        values = self.log_likelihoods(model, models, round_index, max_examples, held_out)
+        return summary(values, len(self.scored(held_out)))
 
     def log_likelihoods(
         self,
@@ -108,17 +112,19 @@ class LocalClient:
         models: Tensor | Sequence[Tensor],
         round_index: int,
         max_examples: int | None,
+        held_out: float = 0.0,
         part: tuple[int, int] | None = None,
     ) -> Tensor:
         """log p(y|x) under each model of the examples that this round scores.
 
         A part (first, last) is of these examples in a random order: as they lie they may be sorted by label.
         """  # (model, example)
-        rows = local.scoring_rows(len(self.train), max_examples, self._stream("score", round_index, self.index))
+        examples = self.scored(held_out)
+        rows = local.scoring_rows(len(examples), max_examples, self._stream("score", round_index, self.index))
         if part is not None:
             order = torch.randperm(len(rows), generator=self._stream("look", round_index, self.index))
             rows = rows[order[slice(*part)]]
-        return self.learning.log_likelihoods(model, models, self.train, rows)
+        return self.learning.log_likelihoods(model, models, examples, rows)
 
     def best(
         self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, racing: float
@@ -134,7 +140,7 @@ class LocalClient:
             nonlocal pairs
             own = wanted[0].nonzero()[:, 0]
             pairs += len(own) * (last - first)
-            part = self.log_likelihoods(model, [models[m] for m in own], round_index, max_examples, (first, last))
+            part = self.log_likelihoods(model, [models[m] for m in own], round_index, max_examples, part=(first, last))
             mean, covariance = among(num_models, own, *moments(part))
             return mean[None], covariance[None]
 
@@ -148,6 +154,18 @@ class LocalClient:
         scores = self.score(model, contenders, round_index, max_examples, local.total_log_likelihood)
         return int(left[scores.argmax()]), pairs + len(left) * num_scored
 
+    def scored(self, held_out: float) -> Examples:
+        """The examples that scores are taken on: all, or those that are held out from training."""
+        return self._part(held_out, held=True)
+
+    def _part(self, held_out: float, held: bool) -> Examples:
+        """The examples held out, or those left for training; who is which is the same in every round and engine."""
+        count = int(num_held_out(torch.tensor(len(self.train), dtype=torch.float64), held_out))
+        if not count:  # nothing is held out, or of a single example nothing can be
+            return self.train
+        order = torch.randperm(len(self.train), generator=generator(self.seed, "held out", self.index))
+        return dataclasses.replace(self.train, index=self.train.index[order[:count] if held else order[count:]])
+
     def fit(
         self,
         model: FlatModel,
@@ -159,13 +177,14 @@ class LocalClient:
         start: Tensor | None = None,
         num_steps: int | None = None,
         momentum: Tensor | None = None,
+        held_out: float = 0.0,
     ) -> tuple[Gaussian, Tensor]:
         """The client's posterior from the prior belief^strength, and the momentum at its end."""
         return self.learning.fit(
             model,
             belief.mean if start is None else start,
             prior_of(belief, strength, model.num_parameters),
-            self.train,
+            self._part(held_out, held=False),
             self.training,
             self._stream("fit", round_index, self.index),  # the same batches for every belief: a fair comparison
             curvature=curvature,

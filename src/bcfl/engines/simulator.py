@@ -163,18 +163,29 @@ class SimulatedClients:
     def draw_model(self, *path: int) -> Tensor:
         return draw_model(self.engine.factory, self.layout, self.seed, *path)
 
-    def score(self, models: Tensor, max_examples: int | None = None, wanted: Tensor | None = None) -> Tensor:
-        return self._score(models, max_examples, local.total_log_likelihood, wanted)
+    def score(
+        self,
+        models: Tensor,
+        max_examples: int | None = None,
+        wanted: Tensor | None = None,
+        held_out: float = 0.0,
+    ) -> Tensor:
+        return self._score(models, max_examples, local.total_log_likelihood, wanted, held_out)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         return self._score(models, max_examples, local.share_explained)
 
     def _score(
-        self, models: Tensor, max_examples: int | None, summary: local.Summary, wanted: Tensor | None = None
+        self,
+        models: Tensor,
+        max_examples: int | None,
+        summary: local.Summary,
+        wanted: Tensor | None = None,
+        held_out: float = 0.0,
     ) -> Tensor:
         def task(client: int, own: Tensor, model: FlatModel) -> Tensor:
             vectors = [models[m] for m in own]
-            return self.clients[client].score(model, vectors, self.round, max_examples, summary)
+            return self.clients[client].score(model, vectors, self.round, max_examples, summary, held_out)
 
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         own_of = wanted_models(self.present, len(models), wanted)
@@ -182,7 +193,7 @@ class SimulatedClients:
         for (client, own), row in zip(own_of.items(), answers, strict=True):
             scores[client, own] = row
         for client in self._present_clients():
-            num_scored = self.clients[client].num_scored(max_examples)
+            num_scored = self.clients[client].num_scored(max_examples, held_out)
             in_full = None if wanted is None else len(models) * num_scored
             self.work.count_scored(len(own_of.get(client, [])) * num_scored, in_full)
         self._count_asked(own_of)
@@ -194,7 +205,7 @@ class SimulatedClients:
     ) -> tuple[Tensor, Tensor]:
         def task(client: int, own: Tensor, model: FlatModel) -> tuple[Tensor, Tensor]:
             vectors, part = [models[m] for m in own], (first, last)
-            return moments(self.clients[client].log_likelihoods(model, vectors, self.round, max_examples, part))
+            return moments(self.clients[client].log_likelihoods(model, vectors, self.round, max_examples, part=part))
 
         mean = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         covariance = torch.full((*mean.shape, len(models)), torch.nan, dtype=torch.float64)
@@ -264,6 +275,7 @@ class SimulatedClients:
             start=None if jobs.start is None else jobs.start[client],
             num_steps=jobs.num_steps,
             momentum=continued_momentum(self._momentum_before.get(client, {}), parent),
+            held_out=jobs.held_out,
         )
 
     def _received(self, client: int, belief: int, jobs: Jobs, posterior: Gaussian, momentum: Tensor) -> Gaussian | None:

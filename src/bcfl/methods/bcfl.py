@@ -9,10 +9,10 @@ from torch import Tensor
 
 from bcfl.association import Branches, branch, prune, reweight
 from bcfl.evidence import PointKind, Temperature, client_evidence, evidence_points, hypothesis_evidence, temper_scores
-from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story, prior_of
+from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.gaussian import FusionRule, Gaussian, merge, stack
 from bcfl.methods.clustering import warm_up
-from bcfl.methods.training import FusionStack, Groups, distinct_groups, single_story
+from bcfl.methods.training import Groups, belief_folds, distinct_groups, single_story, train_groups
 from bcfl.racing import race
 from bcfl.randomness import generator
 from bcfl.transition import FADING, Stay, evidence_power, expected_stays, learned_stay, predict
@@ -81,7 +81,7 @@ class BCFL:
             return self._greedy_round(state, clients)
         kept, memory = self._associate(state, clients)
         groups = distinct_groups(state.model_of, kept, clients.present)
-        models = self._train(state, groups, clients)
+        models = train_groups(state, groups, clients, self.fusion, self.forgetting)
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
         if self.strategy == "consensus":  # all of one parent, so that they remember the same
             memory = {name: values[:1] if name == "membership" else values for name, values in memory.items()}
@@ -93,7 +93,7 @@ class BCFL:
     def _greedy_round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         """One exchange: each client picks the belief that explains its data best and trains that one."""
         assignment = state.assignment.clone()
-        folds = self._folds(state.models, torch.arange(len(state.models)), clients)
+        folds = belief_folds(state.models, torch.arange(len(state.models)), clients, self.fusion, self.forgetting)
         error = self.racing / int(clients.present.sum())  # of each client
         for choice in clients.fit_best(state.models, 1 - self.forgetting, True, self.scoring_examples, error):
             assignment[0, choice.client] = choice.belief
@@ -182,26 +182,6 @@ class BCFL:
         scores = clients.score(models, most, undecided)
         estimated = mean * clients.num_examples[:, None]
         return torch.where(undecided, scores, torch.where(wanted, estimated, -torch.inf))
-
-    def _train(self, state: Hypotheses, groups: Groups, clients: Clients) -> Gaussian:
-        """One new belief per group, fused from the local posteriors of its clients as they arrive."""
-        folds = self._folds(state.models, groups.belief, clients)
-        jobs = Jobs(
-            belief=groups.job_belief,
-            client=groups.job_client,
-            strength=torch.full((len(groups.job_belief),), 1 - self.forgetting, dtype=torch.float64),
-            curvature=True,
-            parent_of=state.parent_of,
-        )
-        for users, posterior in zip(groups.users_of_job, clients.fit(state.models, jobs), strict=True):
-            for group in users:
-                folds.add(group, posterior)
-        return folds.results()
-
-    def _folds(self, models: Gaussian, belief_of_group: Tensor, clients: Clients) -> FusionStack:
-        # Only exact fusion looks at the prior's precision; the others can do without another vector per belief.
-        priors = prior_of(models, 1 - self.forgetting, clients.num_parameters) if self.fusion == "exact" else models
-        return FusionStack(priors, models, belief_of_group, self.fusion)
 
 
 def _merged(models: Gaussian, groups: Groups, kept: Branches) -> Hypotheses:

@@ -21,7 +21,7 @@ from bcfl.engines.flower.records import (
     to_array,
     whole_number,
 )
-from bcfl.federation import Choice, Jobs, Work
+from bcfl.federation import Choice, Jobs, Work, num_held_out
 from bcfl.gaussian import Gaussian
 
 if TYPE_CHECKING:
@@ -49,16 +49,22 @@ class FlowerClients:
     def draw_model(self, *path: int) -> Tensor:
         return draw_model(self.engine.factory, self.layout, self.seed, *path)
 
-    def score(self, models: Tensor, max_examples: int | None = None, wanted: Tensor | None = None) -> Tensor:
+    def score(
+        self,
+        models: Tensor,
+        max_examples: int | None = None,
+        wanted: Tensor | None = None,
+        held_out: float = 0.0,
+    ) -> Tensor:
         own_of = wanted_models(self.present, len(models), wanted)
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
-        settings = {"kind": "score", "max-examples": _or_all(max_examples)}
+        settings = {"kind": "score", "max-examples": _or_all(max_examples), "held-out": held_out}
         for client, part, (row,) in self._scored(models, own_of, settings, in_order=False):
             scores[client, part] = row
         self._part_with({client for client, own in own_of.items() if scores[client, own].isnan().any()}, own_of)
         scores[~self.present] = torch.nan
         for client in self._present_clients():
-            num_scored, num_wanted = self._num_scored(client, max_examples), len(own_of.get(client, []))
+            num_scored, num_wanted = self._num_scored(client, max_examples, held_out), len(own_of.get(client, []))
             self.work.count_scored(num_wanted * num_scored, None if wanted is None else len(models) * num_scored)
             self.work.scalars_up += num_wanted
         return scores
@@ -156,7 +162,7 @@ class FlowerClients:
 
         def read(position: int, content: RecordDict) -> list[Gaussian | None]:
             client = clients[shares[position][0]]
-            return [self._read_posterior(client, i, content, jobs.curvature) for i in range(len(shares[position]))]
+            return [self._read_posterior(client, i, content, jobs) for i in range(len(shares[position]))]
 
         answers = self.engine.exchange(FIT, self.round, asks, self.work, read)
         self.work.exchanges += 1
@@ -197,7 +203,7 @@ class FlowerClients:
         def read(position: int, content: RecordDict) -> tuple[Choice, int]:
             said, client = settings_of(content, "choice"), clients[position]
             best, num_scored = whole_number(said, "choice", 0, len(models) - 1), whole_number(said, "scored", 0, 2**62)
-            return Choice(client, best, self._read_posterior(client, best, content, curvature)), num_scored
+            return Choice(client, best, self._read_posterior(client, best, content, jobs)), num_scored
 
         answers = self.engine.exchange(FIT, self.round, asks, self.work, read)
         self.work.exchanges += 1
@@ -248,13 +254,15 @@ class FlowerClients:
             "levels": [sent.level(belief) for belief in beliefs],
             "curvature": int(jobs.curvature),
             "num-steps": jobs.num_steps or -1,
+            "held-out": jobs.held_out,
         }
 
-    def _read_posterior(self, client: int, i: int, content: RecordDict, curvature: bool) -> Gaussian | None:
+    def _read_posterior(self, client: int, i: int, content: RecordDict, jobs: Jobs) -> Gaussian | None:
         """The i-th posterior of an answer; None if it is sound but not finite, as of a training that diverged."""
-        arrays, num_examples = arrays_of(content, "answer"), float(self.num_examples[client])
+        own = self.num_examples[client]
+        arrays, num_examples = arrays_of(content, "answer"), float(own - num_held_out(own, jobs.held_out))
         mean = read_array(arrays.get(f"mean.{i}"), (self.layout.length,), FLOAT, f"mean.{i}")
-        if not curvature:  # the precision counts examples, which the server knows
+        if not jobs.curvature:  # the precision counts examples, which the server knows
             posterior = Gaussian(mean, torch.tensor(num_examples).expand(len(mean)))
         else:
             precision = torch.full_like(mean, num_examples)
@@ -274,8 +282,9 @@ class FlowerClients:
     def _present_clients(self) -> list[int]:
         return self.present.nonzero()[:, 0].tolist()
 
-    def _num_scored(self, client: int, max_examples: int | None) -> int:
-        num_examples = int(self.num_examples[client])
+    def _num_scored(self, client: int, max_examples: int | None, held_out: float = 0.0) -> int:
+        own = self.num_examples[client]
+        num_examples = int(num_held_out(own, held_out) or own)
         return min(num_examples, max_examples or num_examples)
 
     def _count_trained(self, curvature: bool, num_steps: int | None) -> None:

@@ -21,6 +21,7 @@ from bcfl.engines.flower.records import (
     one_line,
     read_array,
     settings_of,
+    share_of,
     to_array,
     whole_number,
 )
@@ -77,11 +78,13 @@ class Respondent:
         arrays = arrays_of(content, "models")
         models = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(count)])
         kind, bound = ask.get("kind"), None if max_examples < 0 else max_examples
+        held_out = share_of(ask, "held-out") if kind == "score" else 0.0
         part = self._part(ask, client.num_scored(bound)) if kind == "look" else None
-        values = client.log_likelihoods(self.model, models, round_index, bound, part)
+        values = client.log_likelihoods(self.model, models, round_index, bound, held_out, part)
         if kind not in ("share", "look"):
-            scores = local.total_log_likelihood(values, len(client.train))
-            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, len(client.train)))
+            num_examples = len(client.scored(held_out))
+            scores = local.total_log_likelihood(values, num_examples)
+            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, num_examples))
         first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
         if kind == "look":
             return self._look(values, round_index, first, total, state)
@@ -136,7 +139,7 @@ class Respondent:
         if not beliefs or any(not (math.isfinite(s) and s >= 0) for s in strengths):
             raise ValueError("strengths must be finite numbers ≥ 0, one per belief and at least one")
         num_steps = whole_number(ask, "num-steps", -1, MAX_STEPS)
-        curvature = bool(whole_number(ask, "curvature", 0, 1))
+        curvature, held_out = bool(whole_number(ask, "curvature", 0, 1)), share_of(ask, "held-out")
         arrays = arrays_of(content, "models")
         start = self._vector(arrays, "start", layout.length) if "start" in arrays else None
         models = [
@@ -159,6 +162,7 @@ class Respondent:
                 start=start,
                 num_steps=None if num_steps < 1 else num_steps,
                 momentum=continued_momentum(memory.before, parents[i]) if memory else None,
+                held_out=held_out,
             )
             mean, precision = posterior.mean, posterior.precision[: layout.num_parameters]
             if self.privacy is not None:
