@@ -108,7 +108,7 @@ def below_paper(
             if theirs is None or round(fmean(ours), 2) >= theirs.value:
                 continue
             gap = theirs.value - fmean(ours)
-            spread = f"our own is {stdev(ours):.2f}" if len(ours) > 1 else "one seed has none"
+            spread = f"our own is {stdev(ours):.2f}" if len(ours) > 1 else "one seed here has none"
             if theirs.deviation is None:
                 spread = f"the paper gives no standard deviation, {spread}"
             else:

@@ -71,8 +71,8 @@ def test_a_row_below_the_papers_says_by_how_much_and_why() -> None:
     lines = below_paper(rows, printed(), {"bcfl-mh-3": "It was raining."})
     assert lines[2:-1] == [
         "- fedavg: accuracy 39.60 is 0.40 below the paper's 40.00 ± 0.50 (within the paper's standard deviation, "
-        "one seed has none); macro F1 19.80 is 1.70 below the paper's 21.50 (the paper gives no standard deviation, "
-        "one seed has none); 1 seed. Why is not known yet.",
+        "one seed here has none); macro F1 19.80 is 1.70 below the paper's 21.50 (the paper gives no standard "
+        "deviation, one seed here has none); 1 seed. Why is not known yet.",
         "- bcfl-mh-3: accuracy 45.00 is 5.00 below the paper's 50.00 ± 1.00 (more than the paper's standard deviation, "
         "our own is 7.07); macro F1 22.50 is 7.50 below the paper's 30.00 ± 1.00 (more than the paper's standard "
         "deviation, our own is 3.54); 2 seeds. It was raining.",
