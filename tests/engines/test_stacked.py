@@ -5,6 +5,7 @@ Where there is no GPU the same code runs on the CPU; the tests named cuda are fo
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,22 @@ import torch
 from experiment.small_runs import FEDERATIONS, outcome, small_config
 from federation_fixtures import NUM_CLASSES, NUM_FEATURES, client_data, linear, network, run, simulator
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 import bcfl
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Participation, Simulator
-from bcfl.engines.stacked import find_device
+from bcfl.engines.stacked import Stack, find_device
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import resume, start
 from bcfl.federation import Jobs
-from bcfl.gaussian import Gaussian
-from bcfl.local import Evaluation, Training
+from bcfl.gaussian import Gaussian, flat
+from bcfl.local import Evaluation, Examples, Training, pool
 from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg
-from bcfl.models import MODELS, ModelFactory
+from bcfl.models import MODELS, FlatModel, ModelFactory, build
 
 NO_GPU = not torch.cuda.is_available()
 DEVICES = ["stacked-cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_GPU, reason="there is no GPU"))]
@@ -122,11 +125,14 @@ def noise(name: str, sizes: tuple[int, ...]) -> FederatedData:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in MODELS]
 )
-def test_every_model_is_trained_scored_and_evaluated_as_in_the_plain_simulator(name: str, device: str) -> None:
+def test_every_model_is_trained_scored_and_evaluated_as_in_the_plain_simulator(
+    name: str, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
     sizes, steps = ((9, 4), 1) if name in LARGE else ((20, 6, 20, 21), 3)  # 6, 4: less than a batch
     belief, client = ([0, 1], [0, 1]) if name in LARGE else ([0, 1, 0, 1, 0], [0, 1, 2, 3, 3])
     jobs = Jobs(torch.tensor(belief), torch.tensor(client), curvature=True)
     assert_alike(MODELS[name], noise(name, sizes), Training(local_steps=steps, batch_size=8), jobs, device)
+    assert not caplog.records  # they are stacked, not trained one by one
 
 
 ALL = {"belief": torch.tensor([0, 1, 0, 1, 0, 0]), "client": torch.tensor([0, 1, 2, 3, 4, 5])}
@@ -342,6 +348,61 @@ def test_rounds_with_absent_and_late_clients_cost_what_they_cost_in_the_plain_si
             results.append((state, work))
     assert results[0][1] == results[1][1]
     assert torch.equal(results[0][0].assignment, results[1][0].assignment)
+
+
+# --- one device only --------------------------------------------------------------------------------------------------
+
+
+class OneDevice(TorchDispatchMode):
+    """Lets no operation mix tensors of two devices; what comes back from "meta", which holds no numbers, is zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_elsewhere = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, str(function)
+        given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor) and t.dim()]
+        devices = {t.device.type for t in given}
+        self.num_elsewhere += "meta" in devices
+        if "meta" in devices and name.startswith("aten._to_copy") and kwargs.get("device") == torch.device("cpu"):
+            return torch.zeros(args[0].shape, dtype=args[0].dtype)
+        if devices == {"meta", "cpu"} and name.startswith("aten.copy_") and args[0].device.type == "cpu":
+            return args[0].zero_()
+        assert len(devices) < 2 or "copy" in name, f"{name} mixes devices"
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("fisher", ["batch", "exact"])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_all_is_done_on_the_device(fisher: str, one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that only knows shapes: a tensor left on the CPU would show, as it would on a GPU."""
+
+    def module() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.Flatten(), nn.Linear(72, 3))
+
+    monkeypatch.setattr("bcfl.engines.stacked_model._near", lambda a, b: a.shape == b.shape)  # needs numbers
+    monkeypatch.setattr("bcfl.local.proximal_pull", lambda precision, n, training: precision / (precision + n))
+    x, images = pool(torch.randn(20, 1, 8, 8))
+    examples = [Examples(x, torch.zeros(20).long(), index, images) for index in torch.arange(20).split([5, 15])]
+    training, model = Training(local_steps=2, batch_size=8, fisher=fisher), FlatModel(build(module, 0))
+    start = torch.zeros(len(model.vector) + model.num_parameters)
+    with OneDevice() as mode:
+        stack = Stack(model, torch.device("meta"), examples[:1], training, draws_globally=one_by_one)
+
+        def fit(own: Examples, _: FlatModel) -> Tensor:
+            draws = torch.Generator()
+            posterior, _ = stack.fit(model, start, flat(start), own, training, draws, curvature=True)
+            return posterior.mean
+
+        def score(own: Examples, _: FlatModel) -> Tensor:
+            return stack.log_likelihoods(model, start[None], own, torch.arange(4))
+
+        for task, shape in ((fit, start.shape), (score, (1, 4))):
+            answers = list(stack.stream(partial(task, own) for own in examples))
+            assert [(answer.shape, answer.device.type) for answer in answers] == [(shape, "cpu")] * 2
+    stack.close()
+    assert mode.num_elsewhere > 300
 
 
 # --- which device -----------------------------------------------------------------------------------------------------

@@ -7,9 +7,12 @@ it asks, and goes on when all others have asked or ended. So nothing depends on 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+
+import torch
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -20,7 +23,8 @@ class Meeting(Generic[Q]):
 
     def __init__(self, answer: Callable[[Sequence[Q]], Sequence[Any]], size: int):
         self._answer, self._size = answer, size
-        self._threads = ThreadPoolExecutor(size, "bcfl-client")
+        # One core is enough for each, as only one ever runs; by default each would keep a pool for all cores.
+        self._threads = ThreadPoolExecutor(size, "bcfl-client", initializer=partial(torch.set_num_threads, 1))
         # What the running task says last: a question with the place for its answer, or None when it has ended.
         self._said: SimpleQueue[tuple[Q, Future[Any]] | None] = SimpleQueue()
 

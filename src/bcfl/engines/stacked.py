@@ -53,6 +53,8 @@ def find_device(name: str) -> torch.device | None:
 
 @dataclass(frozen=True)
 class _Fit:
+    """A training that is asked for."""
+
     start: Tensor
     prior: Gaussian
     examples: Examples
@@ -96,7 +98,6 @@ class Stack:
         examples: Sequence[Examples],
         training: Training,
         draws_globally: bool,
-        memory: int | None = None,
     ):
         self.device, self._template = device, model
         # The data are on the device once and for all. The clients' pools are kept too, so that no other gets their id.
@@ -104,8 +105,7 @@ class Stack:
         # A model that draws from torch's global generator repeats its draws only if nobody else draws in between.
         self.model = StackedModel(model, device, examples[0], one_by_one=draws_globally)
         numbers = VECTORS_PER_JOB * len(model.vector) + 2 * self.model.num_activations(max(training.batch_size, 2))
-        if memory is None:
-            memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else MEMORY_ON_CPU
+        memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else MEMORY_ON_CPU
         self.jobs_at_a_time = 1 if draws_globally else min(max(memory // (4 * numbers), 1), MOST_JOBS)
         self._examples_at_a_time = self.jobs_at_a_time * training.batch_size
         self._meeting: Meeting[_Fit | _Outputs] = Meeting(self._answer, self.jobs_at_a_time)
@@ -218,14 +218,12 @@ class Stack:
         As a rule examples do not touch each other in evaluation mode: all that a model is asked about is one batch.
         """
         loads: dict[int, _Load] = {}  # each distinct model once
-        answers: list[list[Tensor]] = []
         for i, asked in enumerate(questions):
-            rows = asked.examples.index[asked.rows]
-            answers.append([rows] * len(asked.vectors))  # to be replaced
             for m, vector in enumerate(asked.vectors):
                 load = loads.setdefault(vector.data_ptr(), _Load(vector[: len(self._template.vector)]))
                 load.places.append((i, m))
-                load.rows.append(rows)
+                load.rows.append(asked.examples.index[asked.rows])
+        found: dict[tuple[int, int], Tensor] = {}  # (question, model) -> (example, class)
         waiting = iter(sorted(loads.values(), key=_Load.__len__))  # those of like length side by side
         while bunch := list(islice(waiting, 1 if self.model.mixes_examples else self.jobs_at_a_time)):
             vectors = torch.stack([load.vector for load in bunch]).to(self.device)
@@ -236,11 +234,9 @@ class Stack:
                 parts = padded.split(max(self._examples_at_a_time // len(bunch), 1), 1)
             said = [self.model.outputs(vectors, self._batch(questions[0].examples, part)[0]) for part in parts]
             for load, output in zip(bunch, torch.cat(said, 1).cpu(), strict=True):
-                for (i, m), own in zip(
-                    load.places, output[: len(load)].split([len(r) for r in load.rows]), strict=True
-                ):
-                    answers[i][m] = own
-        return [torch.stack(of_models) for of_models in answers]
+                found |= zip(load.places, output[: len(load)].split([len(rows) for rows in load.rows]), strict=True)
+        of = (range(len(asked.vectors)) for asked in questions)
+        return [torch.stack([found[i, m] for m in models]) for i, models in enumerate(of)]
 
     def _batch(self, examples: Examples, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels on the device, of rows of the pool that these examples are from."""
