@@ -1,7 +1,7 @@
 """A run folder as arrays, finished or not: what every figure and table is made from."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from bcfl.association import align, entropy, marginals
+from bcfl.data.manifest import groups_in
 from bcfl.experiment.config import parse_config
+from bcfl.experiment.metrics import follow_drift, rounds_until_associated
 from bcfl.experiment.sweep import differences, text_of, title_of
 from bcfl.methods import make_method
 
@@ -27,6 +29,7 @@ class Stories:
     parent: Ints  # (hypothesis,) -> hypothesis of the round before
     weight: Floats  # (hypothesis,)
     assignment: Ints  # (hypothesis, client) -> cluster; −1: never associated yet
+    events: tuple[dict[str, Any], ...] = ()  # births, merges and deaths of clusters, where the method tells of them
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,25 @@ class Run:
         """The true groups, where they are known."""  # (client,)
         group = self.manifest.get("group")
         return None if group is None else np.asarray(group, dtype=np.int64)
+
+    @cached_property
+    def groups(self) -> Ints | None:
+        """The true groups in every round, where they are known."""  # (round, client)
+        known = [groups_in(self.manifest, record["round"]) for record in self.rounds]
+        told = [group.numpy() for group in known if group is not None]
+        return np.stack(told) if told and len(told) == len(known) else None
+
+    @cached_property
+    def drift(self) -> dict[str, Any] | None:
+        """How changes of the true groups were followed so far; None without any, or with nothing to associate."""
+        if self.manifest.get("drift") is None or self.groups is None or not self.clusters_clients:
+            return None
+        return follow_drift(self.placed, torch.from_numpy(self.groups))
+
+    @property
+    def placed(self) -> torch.Tensor:
+        """Where the best hypothesis of every round has the clients."""  # (round, client)
+        return torch.from_numpy(np.stack([one.assignment[0] for one in self.stories]))
 
     @property
     def train_labels(self) -> Ints | None:
@@ -141,7 +163,12 @@ def read_run(path: Path) -> Run:
     environment = _read_json(path / "environment.json") if (path / "environment.json").is_file() else {}
     records, timings = _lines(path / "rounds.jsonl"), _lines(path / "timings.jsonl")
     stories = [
-        Stories(np.asarray(line["parent"]), np.exp(line["log_weight"]), np.asarray(line["assignment"]))
+        Stories(
+            np.asarray(line["parent"]),
+            np.exp(line["log_weight"]),
+            np.asarray(line["assignment"]),
+            tuple(line.get("events", ())),
+        )
         for line in _lines(path / "associations.jsonl")
     ]
     start_work = records[0]["work"] if records else {}
@@ -319,6 +346,64 @@ def trellis(run: Run, most_rounds: int = 120) -> Trellis:
         on_best_line=np.isin(nodes, list(best_line)),
         pruned=~np.isin(nodes, edge_array[:, 0]) & ~in_last_round,
     )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened in a round of a hypothesis, as a reader is told of it."""
+
+    kind: str  # one of KINDS_OF_MARK
+    round: int
+    rank: int  # the hypothesis, heaviest first
+    text: str
+
+
+KINDS_OF_MARK = ("birth", "merge", "death", "newcomer", "drift", "followed")
+
+
+def marks(run: Run) -> list[Mark]:
+    """What happened to clusters and clients: one mark for each kind, round and hypothesis, in the order of rounds.
+
+    Clusters are born, merged and given up where the method says so. What clients do is told of the heaviest hypothesis:
+    a newcomer is first associated after round 1, a client drifts when its true group changes, and is followed when it
+    is found with its new group.
+    """
+    told: dict[tuple[int, int, int], list[str]] = {}
+
+    def tell(kind: str, round_index: int, rank: int, text: str) -> None:
+        told.setdefault((round_index, rank, KINDS_OF_MARK.index(kind)), []).append(text)
+
+    for index, one in enumerate(run.stories, 1):
+        for event in (event for event in one.events if event["kind"] in KINDS_OF_MARK):
+            tell(event["kind"], index, event["hypothesis"], _event_text(event))
+        if index > 1:
+            first = (one.assignment[0] >= 0) & (run.stories[index - 2].assignment[one.parent[0]] < 0)
+            for client in np.flatnonzero(first).tolist():
+                tell("newcomer", index, 0, f"client {client} joins cluster {one.assignment[0, client]}")
+    if run.drift is not None:
+        groups = run.groups
+        assert groups is not None
+        for client, waited in rounds_until_associated(run.placed, torch.from_numpy(groups)).items():
+            change = int(np.flatnonzero(groups[:, client] != groups[0, client])[0]) + 1
+            before, after = groups[change - 2, client], groups[change - 1, client]
+            tell("drift", change, 0, f"client {client} changes from group {before} to group {after}")
+            if waited is not None:
+                when = "at once" if waited == 1 else f"in its round {waited}"
+                tell("followed", change + waited - 1, 0, f"client {client} is found with group {after}, {when}")
+    return [
+        Mark(KINDS_OF_MARK[kind], round_index, rank, "<br>".join(texts))
+        for (round_index, rank, kind), texts in sorted(told.items())
+    ]
+
+
+def _event_text(event: Mapping[str, Any]) -> str:
+    """A birth, merge or death in words."""
+    cluster, others = event["cluster"], ", ".join(str(one) for one in event.get("from", ()))
+    return {
+        "birth": f"cluster {cluster} is born" + (f" from cluster {others}" if others else ""),
+        "merge": f"clusters {others} become cluster {cluster}",
+        "death": f"cluster {cluster} is given up",
+    }[event["kind"]]
 
 
 @dataclass(frozen=True)
