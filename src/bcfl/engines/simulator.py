@@ -90,6 +90,7 @@ class Simulator:
         self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
         # client -> belief -> the momentum that the client keeps of it: only for momentum_state = "client".
         self.momentum: dict[int, dict[int, Tensor]] = {}
+        self._joined = self.participation.joined(len(train), 0)  # by the round that was begun last
         self._thread = threading.local()
         self._workers = ThreadPoolExecutor(self.num_workers, "bcfl-worker", initializer=self._start_worker)
         # The server's own sums, spread over the cores, would fight the workers and depend on how many cores there are.
@@ -115,6 +116,7 @@ class Simulator:
         return len(self.clients)
 
     def begin(self, round_index: int) -> "SimulatedClients":
+        self._joined = self.participation.joined(self.num_clients, round_index)
         return SimulatedClients(self, round_index)
 
     def run(self, task: Callable[[FlatModel], T]) -> "Future[T]":
@@ -131,9 +133,11 @@ class Simulator:
             yield waiting.popleft().result()
 
     def evaluate(self, models: Tensor, mixtures: Sequence[Mixture]) -> list[Evaluation | None]:
-        """Each client's mixture of models on its own test data; None for a client without any."""
+        """Each client's mixture of models on its own test data; None for a client without any, or not there yet."""
 
         def task(client: LocalClient, mixture: Mixture) -> Callable[[FlatModel], Evaluation | None]:
+            if not self._joined[client.index]:
+                return lambda model: None
             log_weight = torch.tensor(list(mixture.values()), dtype=torch.float64).log()
             return lambda model: client.evaluate(model, models[list(mixture)], log_weight, self.num_classes)
 

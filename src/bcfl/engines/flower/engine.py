@@ -113,7 +113,8 @@ class FlowerEngine:
         self._online: set[int] = set()
         self._refused: set[int] = set()
         self.num_examples = torch.zeros(terms.num_clients, dtype=torch.float64)  # 0: not met yet
-        self.meet(self._expected(0), 0)
+        self._joined = participation.joined(terms.num_clients, 0)  # by the round that was begun last
+        self.meet(int(self._joined.sum()))
 
     @property
     def num_clients(self) -> int:
@@ -128,11 +129,7 @@ class FlowerEngine:
     def online(self, client: int) -> bool:
         return client in self.members and self.members[client].node in self._online
 
-    def _expected(self, round_index: int) -> int:
-        """How many clients belong to the federation by that round."""
-        return int(self.participation.joined(self.num_clients, round_index).sum())
-
-    def meet(self, enough: int, round_index: int) -> None:
+    def meet(self, enough: int) -> None:
         """See who is there, ask newcomers who they are, and wait until `enough` clients are, or patience ends."""
         until = time.monotonic() + self.terms.wait
         asked: set[int] = set()  # a newcomer that fails is asked again before the next round, not at once
@@ -148,7 +145,7 @@ class FlowerEngine:
             if present >= enough or time.monotonic() > until:
                 break
             time.sleep(POLL)
-        expected = self._expected(round_index)
+        expected = int(self._joined.sum())
         if present < self.least(expected):
             raise ConnectionError(f"{present} of {expected} clients are there, "
                                   f"at least {self.least(expected)} are needed (deploy.min_share)")  # fmt: skip
@@ -179,12 +176,13 @@ class FlowerEngine:
         self.num_examples[client] = member.num_train
 
     def begin(self, round_index: int) -> FlowerClients:
-        self.meet(self.least(self._expected(round_index)), round_index)
+        self._joined = self.participation.joined(self.num_clients, round_index)
+        self.meet(self.least(int(self._joined.sum())))
         return FlowerClients(self, round_index)
 
     def evaluate(self, models: Tensor, mixtures: Sequence[Mixture]) -> list[Evaluation | None]:
         """Each client's mixture on its own test data; None for a client without any, or without a sound answer."""
-        tested = [c for c, member in self.members.items() if self.online(c) and member.num_test]
+        tested = [c for c, member in self.members.items() if self.online(c) and self._joined[c] and member.num_test]
         needed = max((len(mixtures[c]) for c in tested), default=0) * 4 * self.layout.num_evaluated
         if needed > max(self.terms.message_bytes, self.terms.model_bytes):
             raise ValueError(f"a client's mixture of models takes {needed} bytes, more than deploy.message_bytes and "
