@@ -2,7 +2,7 @@
 
 python experiments/predictive.py RUNS_FOLDER OUT.json
 
-Where a run kept validation data apart (data.validation), the beliefs' prior precision is chosen on them; else it is 1000.
+Where a run kept validation data apart (data.validation), the beliefs' prior precision is chosen on them; else 1000.
 What is printed is the mixture minus the best model, with a 95 % confidence interval over seeds (Student's t).
 """
 

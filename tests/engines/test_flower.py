@@ -268,12 +268,12 @@ def test_a_negative_precision_is_refused(tmp_path: Path, caplog: pytest.LogCaptu
     assert "precision must be ≥ 0" in caplog.text
 
 
-@pytest.mark.parametrize("change", ["confusion", "calibration"])
+@pytest.mark.parametrize("change", ["confusion", "calibration", "brier"])
 def test_an_unsound_evaluation_leaves_the_client_out(change: str, tmp_path: Path) -> None:
     def spoil(question: Message, answer: Message) -> Message:
         if question.metadata.message_type == "evaluate" and settings(question)["client"] == 1:
             record = answer.content.array_records["answer"]
-            record[change] = Array(record[change].numpy() + 1)
+            record[change] = Array(record[change].numpy() + 1000)
         return answer
 
     result = federate(config_of("fedavg", 1), NUM_CLIENTS, tmp_path / "run", spoil)
@@ -343,6 +343,52 @@ def test_a_client_that_comes_back_takes_part_again_with_its_old_association(tmp_
     lines = RunFolder.open(tmp_path / "run").lines("associations.jsonl")
     cluster = [line["assignment"][0][2] for line in lines]
     assert cluster[0] == cluster[1] == cluster[2]
+
+
+@pytest.mark.parametrize("name", ["bcfl-g", "bcfl-mh-3", "bcfl-c-3", "ifca"])
+def test_a_client_that_joins_late_is_placed_as_in_the_simulator(name: str, tmp_path: Path) -> None:
+    config = config_of(name)
+    config = dataclasses.replace(
+        config, experiment=dataclasses.replace(config.experiment, joins=((2, 2),), mixture=True)
+    )
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3, min_share=1.0)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    grid.offline = {FIRST_NODE + 2}  # its machine is not even switched on
+
+    def switch_on(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate":
+            grid.offline = set()
+        return answer
+
+    grid.tamper = switch_on
+    run_server(grid, run_config)
+    result, expected = load_result(tmp_path / "run"), start(config, None, num_workers=1)
+    assert_same(result, expected)
+    for mine, other in zip(
+        result.history, expected.history, strict=True
+    ):  # the absent client's true group is not known
+        assert {**mine, "ari": None} == {**other, "ari": None}
+    placed = [line["assignment"][0][2] >= 0 for line in RunFolder.open(tmp_path / "run").lines("associations.jsonl")]
+    assert placed == [False, True, True]
+
+
+def test_a_client_that_nobody_announced_may_join_a_run_that_is_under_way(tmp_path: Path) -> None:
+    config = config_of("bcfl-mh-3")
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    grid.offline = {FIRST_NODE + 2}
+
+    def switch_on(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate":
+            grid.offline = set()
+        return answer
+
+    grid.tamper = switch_on
+    run_server(grid, run_config)
+    lines = RunFolder.open(tmp_path / "run").lines("associations.jsonl")
+    assert [line["assignment"][0][2] >= 0 for line in lines] == [False, True, True]
+    announced = dataclasses.replace(config, experiment=dataclasses.replace(config.experiment, joins=((2, 2),)))
+    assert_same(load_result(tmp_path / "run"), start(announced, None, num_workers=1))
 
 
 def test_a_node_that_is_restarted_under_another_name_is_the_same_client(tmp_path: Path) -> None:

@@ -204,6 +204,21 @@ def test_dropout_and_straggling_have_their_rates_and_leave_somebody() -> None:
     assert all(Participation(2, 0.999).draw(5, 0, index)[0].any() for index in range(20))
 
 
+def test_latecomers_are_drawn_from_their_first_round_on_and_others_as_ever() -> None:
+    late = Participation(joins=((1, 3), (4, 2)))
+    assert [late.draw(5, 0, index)[0].tolist() for index in (0, 1, 2, 3)] == [
+        [True, False, True, True, False],
+        [True, False, True, True, False],
+        [True, False, True, True, True],
+        [True] * 5,
+    ]
+    half = Participation(0.5, joins=((0, 5), (1, 5)))
+    draws = torch.stack([half.draw(6, 0, index)[0] for index in range(5)])
+    assert draws.sum(1).tolist() == [2] * 5  # half of the four that are there
+    assert not draws[:, :2].any()
+    assert torch.equal(half.draw(6, 0, 5)[0], Participation(0.5).draw(6, 0, 5)[0])  # once all are there
+
+
 def test_absent_clients_cost_nothing_and_stay_where_they_were() -> None:
     with simulator(participation=Participation(clients_per_round=2)) as engine:
         for method in (BCFL(num_clusters=2, max_hypotheses=2), make_method("bcfl-g", {"num_clusters": 2})):

@@ -9,6 +9,7 @@ import pytest
 
 from bcfl.experiment.config import (
     SECTIONS,
+    YOUNGER,
     Config,
     DataConfig,
     ExperimentConfig,
@@ -83,6 +84,7 @@ def test_what_is_unknown_or_of_the_wrong_type_is_named(values: dict[str, object]
         ("experiment.clients_per_round", [0]),
         ("experiment.dropout", [-0.1, 1]),
         ("experiment.straggling", [1]),
+        ("experiment.joins", [[[-1, 2]], [[1, 0]], [[1, 2], [1, 3]]]),
         ("data.share_floor", [1]),
         ("data.min_examples", [0]),
         ("data.validation", [-0.5, 1]),
@@ -232,8 +234,8 @@ def test_defaults_are_written_out_so_that_they_may_change() -> None:
     assert stored["method"]["forgetting"] == 0.5
     for name, kind in SECTIONS.items():
         if kind is not None:
-            asked_only = {"drift_round", "drift_share"}  # absent means what it always meant: no drift
-            assert set(stored[name]) == {field.name for field in dataclasses.fields(kind)} - asked_only
+            younger = {key for section, key in YOUNGER if section == name} | {"drift_share"}
+            assert set(stored[name]) == {field.name for field in dataclasses.fields(kind)} - younger
     assert load_config(None, ["model.name=mlp"]).identity() == config.identity()
 
 
@@ -260,7 +262,7 @@ OTHER = {
     ),
     "model": ModelConfig(name="cifar_cnn", factory="a:b"),
     "training": Training(0.01, 0.5, 16, 5, "fresh", "exact", 64),
-    "experiment": ExperimentConfig(31, 1, 2, 2, 0.5, 0.1, 0.1),
+    "experiment": ExperimentConfig(31, 1, 2, 2, 0.5, 0.1, 0.1, ((1, 2),), True),
 }
 CHANGES = [
     (section, field.name)
@@ -273,6 +275,17 @@ CHANGES = [
 def test_the_identity_is_the_same_in_every_process() -> None:
     assert load_config(None).identity() == parse_config(load_config(None).as_dict()).identity()
     assert len(load_config(None).identity()) == 12
+
+
+def test_settings_that_came_later_leave_older_runs_their_names() -> None:
+    with_them = load_config(None, ["experiment.joins=[[1, 5]]", "experiment.mixture=true"])
+    stored = with_them.as_dict()
+    assert stored["experiment"]["joins"] == [[1, 5]]
+    assert parse_config(json.loads(json.dumps(stored))) == with_them
+    for key in ("joins", "mixture"):
+        del stored["experiment"][key]
+    assert parse_config(stored) == load_config(None)
+    assert parse_config(stored).as_dict() == stored
 
 
 @pytest.mark.parametrize(("section", "key"), CHANGES)

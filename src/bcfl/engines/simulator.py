@@ -137,9 +137,15 @@ class Simulator:
         return self._machine.stream(tasks)
 
     def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:
-        """Each client's mixture of models on the test data that it holds in that round; None for one without any."""
+        """Each client's mixture of models on the test data that it holds in that round.
+
+        None for a client without any, or that is not there yet.
+        """
+        joined = self.participation.joined(self.num_clients, round_index)
 
         def task(client: LocalClient, mixture: Mixture) -> Callable[[FlatModel], Evaluation | None]:
+            if not joined[client.index]:
+                return lambda model: None
             log_weight = torch.tensor(list(mixture.values()), dtype=torch.float64).log()
             return lambda model: client.evaluate(model, [models[m] for m in mixture], log_weight, self.num_classes)
 

@@ -59,11 +59,12 @@ def _mixture_nll(result: Result, data: FederatedData, spread: Spread) -> float:
 
 def _predictions(result: Result, data: FederatedData, spread: Spread | None) -> tuple[Tensor, Tensor]:
     """log p(class | x) and the label of every client's test examples: by its mixture, or (None) by its best model."""
-    tested = [(client, own) for client, own in enumerate(data.test_of) if len(own)]
-    if not tested:
-        raise ValueError("no client of this run has test data")
     if len(data.test_of) != len(result.assignment):
         raise ValueError(f"the data have {len(data.test_of)} clients, the run had {len(result.assignment)}")
+    took_part = result.assignment >= 0
+    tested = [(client, own) for client, own in enumerate(data.test_of) if len(own) and took_part[client]]
+    if not tested:
+        raise ValueError("no client of this run has test data")
     pool, images = local.pool(data.x_test)
     models, model_of_client = result.state.predictors()
     log_p = []

@@ -94,6 +94,7 @@ class Newcomer:
     joint: Tensor  # (hypothesis, cluster): their probability, the clusters numbered as in the best hypothesis
     resembles: Tensor  # (client,): how likely it shares a cluster with each of the run's clients
     num_examples: int
+    nll: float  # per example, under its most likely model: far above the run's own, it may belong to no cluster at all
     predictor: Predictor
 
     @property
@@ -145,7 +146,8 @@ def associate(
     resembles = torch.where(state.assignment >= 0, own_number, 0.0).sum(0)
     renumbered = torch.zeros_like(joint).scatter(1, renumbering(state.assignment, state.num_clusters), joint)
     shares = belief_shares(joint, state.model_of, len(state.models))
-    return Newcomer(renumbered, resembles, len(examples), predictor_of(factory, state.models, _mixture(shares)))
+    nll = -float(total[shares.argmax()]) / len(examples)
+    return Newcomer(renumbered, resembles, len(examples), nll, predictor_of(factory, state.models, _mixture(shares)))
 
 
 def mixtures(state: Hypotheses, info: RoundInfo | None) -> tuple[Tensor, list[Mixture]]:

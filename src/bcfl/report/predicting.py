@@ -40,6 +40,9 @@ def associate_newcomer(options: Namespace) -> int:
     console.print(table)
     most = math.log(len(members)) if len(members) > 1 else 0.0
     console.print(f"entropy {newcomer.entropy:.3f} nats (0 is certain, {most:.3f} is no idea)")
+    usual = result.history[-1].get("nll")
+    beside = "" if usual is None else f" (the run's own clients: {usual:.3f}; far above, it may belong nowhere)"
+    console.print(f"NLL per example {newcomer.nll:.3f}{beside}", soft_wrap=True)
     alike = sorted(
         ((p, c) for c, p in enumerate(newcomer.resembles.tolist()) if p >= 0.05), key=lambda pc: (-pc[0], pc[1])
     )
@@ -59,6 +62,7 @@ def _as_plain(newcomer: Newcomer) -> dict[str, Any]:
         "hypothesis": newcomer.hypothesis.tolist(),
         "resembles": newcomer.resembles.tolist(),
         "num_examples": newcomer.num_examples,
+        "nll": newcomer.nll,
     }
 
 

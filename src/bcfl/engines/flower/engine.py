@@ -124,7 +124,8 @@ class FlowerEngine:
         self.num_classes: int | None = None
         self._online: set[int] = set()
         self._refused: set[int] = set()
-        self.meet(self._expected(0), 0)
+        expected = self._num_joined(0)
+        self.meet(expected, expected)
 
     @property
     def num_clients(self) -> int:
@@ -142,12 +143,12 @@ class FlowerEngine:
     def online(self, client: int) -> bool:
         return client in self.members and self.members[client].node in self._online
 
-    def _expected(self, round_index: int) -> int:
+    def _num_joined(self, round_index: int) -> int:
         """How many clients belong to the federation by that round."""
         return int(self.participation.joined(self.num_clients, round_index).sum())
 
-    def meet(self, enough: int, round_index: int) -> None:
-        """See who is there, ask newcomers who they are, and wait until `enough` clients are, or patience ends."""
+    def meet(self, enough: int, expected: int) -> None:
+        """See who is there, ask newcomers who they are, and wait until `enough` of the `expected` are, or for so long."""
         until = time.monotonic() + self.terms.wait
         asked: set[int] = set()  # a newcomer that fails is asked again before the next round, not at once
         while True:
@@ -162,7 +163,6 @@ class FlowerEngine:
             if present >= enough or time.monotonic() > until:
                 break
             time.sleep(POLL)
-        expected = self._expected(round_index)
         if present < self.least(expected):
             raise ConnectionError(f"{present} of {expected} clients are there, "
                                   f"at least {self.least(expected)} are needed (deploy.min_share)")  # fmt: skip
@@ -192,12 +192,14 @@ class FlowerEngine:
         self.members[client] = member
 
     def begin(self, round_index: int) -> FlowerClients:
-        self.meet(self.least(self._expected(round_index)), round_index)
+        expected = self._num_joined(round_index)
+        self.meet(self.least(expected), expected)
         return FlowerClients(self, round_index)
 
     def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:
         """Each client's mixture on its own test data; None for a client without any, or without a sound answer."""
-        tested = [c for c in self.members if self.online(c) and self.sizes_in(c, round_index).num_test]
+        joined = self.participation.joined(self.num_clients, round_index)
+        tested = [c for c in self.members if joined[c] and self.online(c) and self.sizes_in(c, round_index).num_test]
         needed = max((len(mixtures[c]) for c in tested), default=0) * 4 * self.layout.num_evaluated
         if needed > max(self.terms.message_bytes, self.terms.model_bytes):
             raise ValueError(f"a client's mixture of models takes {needed} bytes, more than deploy.message_bytes and "
