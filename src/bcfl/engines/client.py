@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from bcfl import local
-from bcfl.federation import prior_of
-from bcfl.gaussian import Gaussian
+from bcfl.gaussian import Gaussian, distinct, temper
 from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
 from bcfl.randomness import generator
@@ -84,7 +83,7 @@ class LocalClient:
         return local.fit(
             model,
             belief.mean if start is None else start,
-            prior_of(belief, strength, model.num_parameters),
+            temper(belief[: model.num_parameters], strength),  # flat on the statistics: they have no part in it
             self.train,
             self.training,
             self._stream("fit", round_index, self.index),  # the same batches for every belief: a fair comparison
@@ -108,7 +107,7 @@ class LocalClient:
 
 def is_usable(posterior: Gaussian) -> bool:
     """Whether a client's answer can be fused: finite, and small enough that its products and their sums stay so."""
-    extremes = (end for values in (posterior.mean, posterior.precision) for end in values.aminmax())
+    extremes = (end for values in (posterior.mean, posterior.precision) for end in distinct(values).aminmax())
     return all(-LARGEST <= float(end) <= LARGEST for end in extremes)  # no comparison with a NaN is true
 
 
