@@ -204,9 +204,9 @@ def num_held_out(num_examples: Tensor, share: float) -> Tensor:
 
 def prior_of(belief: Gaussian, strength: float, num_parameters: int) -> Gaussian:
     """The prior that a belief becomes for local training: belief^strength on the parameters, flat on the statistics."""
-    prior = temper(belief, strength)
-    prior.precision[..., num_parameters:] = 0
-    return prior
+    precision = torch.zeros_like(belief.precision)
+    precision[..., :num_parameters] = temper(belief[..., :num_parameters], strength).precision
+    return Gaussian(belief.mean, precision)
 
 
 def one_story(state: Hypotheses) -> RoundInfo:

@@ -98,25 +98,20 @@ def fit(
     model.seed(generator)
     model.module.train()
     carried = start[len(model.vector) :]  # empty unless momentum travels with the belief
-    velocity = torch.zeros(num_parameters)
-    if momentum is not None:
-        velocity.copy_(momentum)
-    elif len(carried):
-        velocity.copy_(carried)
-    theta, gradient, prior_mean = model.parameters, model.gradient, prior.mean[:num_parameters]
+    momentum = carried if momentum is None and len(carried) else momentum
+    velocity = torch.zeros(num_parameters) if momentum is None else momentum.clone()
+    theta, prior_mean = model.parameters, prior.mean[:num_parameters]
     pull = proximal_pull(prior.precision[:num_parameters], num_examples, training)
     fisher = torch.zeros(num_parameters) if curvature and training.fisher == "batch" else None
 
     for rows in batches(num_examples, training.batch_size, num_steps, generator):
         x, y = examples.batch(rows)
-        gradient.zero_()
-        F.cross_entropy(model.module(x), y).backward()
-        if fisher is not None:
-            fisher.addcmul_(gradient, gradient, value=len(rows) / num_steps)
-        velocity.mul_(training.momentum).add_(gradient)
-        theta.sub_(velocity, alpha=training.learning_rate)
-        if pull is not None:
-            theta.lerp_(prior_mean, pull)
+        for part, gradient in model.gradients(F.cross_entropy(model.module(x), y)):
+            if fisher is not None:
+                fisher[part].addcmul_(gradient, gradient, value=len(rows) / num_steps)
+            theta[part].sub_(velocity[part].mul_(training.momentum).add_(gradient), alpha=training.learning_rate)
+            if pull is not None:
+                theta[part].lerp_(prior_mean[part], pull[part])
 
     if curvature and fisher is None:
         fisher = exact_fisher(model, examples, training.fisher_examples, generator)

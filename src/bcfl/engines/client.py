@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bcfl import local
-from bcfl.federation import num_held_out, prior_of
-from bcfl.gaussian import Gaussian
+from bcfl.federation import num_held_out
+from bcfl.gaussian import Gaussian, distinct, temper
 from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
 from bcfl.racing import moments, race
@@ -183,7 +183,7 @@ class LocalClient:
         return self.learning.fit(
             model,
             belief.mean if start is None else start,
-            prior_of(belief, strength, model.num_parameters),
+            temper(belief[: model.num_parameters], strength),  # flat on the statistics: they have no part in it
             self._part(held_out, held=False),
             self.training,
             self._stream("fit", round_index, self.index),  # the same batches for every belief: a fair comparison
@@ -238,7 +238,7 @@ class Later:
 
 def is_usable(posterior: Gaussian) -> bool:
     """Whether a client's answer can be fused: finite, and small enough that its products and their sums stay so."""
-    extremes = (end for values in (posterior.mean, posterior.precision) for end in values.aminmax())
+    extremes = (end for values in (posterior.mean, posterior.precision) for end in distinct(values).aminmax())
     return all(-LARGEST <= float(end) <= LARGEST for end in extremes)  # no comparison with a NaN is true
 
 

@@ -148,7 +148,7 @@ class FlowerEngine:
         return int(self.participation.joined(self.num_clients, round_index).sum())
 
     def meet(self, enough: int, expected: int) -> None:
-        """See who is there, ask newcomers who they are, and wait until `enough` of the `expected` are, or for so long."""
+        """See who is there, ask newcomers who they are, and wait until `enough` of the `expected` came, or long."""
         until = time.monotonic() + self.terms.wait
         asked: set[int] = set()  # a newcomer that fails is asked again before the next round, not at once
         while True:
