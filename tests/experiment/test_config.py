@@ -93,6 +93,7 @@ def test_what_is_unknown_or_of_the_wrong_type_is_named(values: dict[str, object]
         ("method.forgetting", [-0.1, 1.1]),
         ("method.min_weight", [1]),
         ("method.give_up_weight", [0, 2]),
+        ("method.racing", [-0.1, 1]),
         ("method.temperature", [0]),
         ("method.prior_precision", [-1]),
         ("method.cluster_size", [[3, 2], [-1, 2]]),
@@ -102,6 +103,19 @@ def test_values_out_of_range_are_refused_and_named(key: str, wrong: list[object]
     section, name = key.split(".")
     for value in wrong:
         assert f"{key} must be " in refusal({section: {name: value}})
+
+
+@pytest.mark.parametrize("other", [{"evidence_points": 2}, {"cluster_size": [1, 9]}])
+def test_racing_is_refused_where_it_would_not_be_right(other: dict[str, object]) -> None:
+    assert "method.racing must be 0 (off), or in (0, 1) with" in refusal({"method": {"racing": 0.1, **other}})
+    parse_config({"method": {"racing": 0.0, **other}})
+
+
+def test_a_run_without_racing_has_the_name_it_had_before_there_was_any() -> None:
+    before = parse_config({}).as_dict()
+    del before["method"]["racing"]
+    assert parse_config(before).identity() == parse_config({}).identity()
+    assert parse_config({"method": {"racing": 0.1}}).identity() != parse_config({}).identity()
 
 
 @pytest.mark.parametrize("key", ["sigma", "alpha", "smoothing", "selection"])
