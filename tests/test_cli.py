@@ -271,6 +271,17 @@ def test_run_shows_who_is_where_and_keeps_everything(own_folder: Path, capsys: p
     assert output.err == ""
 
 
+def test_a_race_says_what_it_saved(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = settings(method__name="bcfl-g", method__scoring_examples="100", method__racing="0.1")
+    assert call(["run", *arguments, "--quiet", "--out", "run"]) == 0
+    said = capsys.readouterr().out
+    work = json.loads((own_folder / "run" / "result.json").read_text())["work"]
+    in_full = work["scored_examples"] + work["spared_examples"]
+    assert f"racing: {work['scored_examples']:,} scored examples instead of {in_full:,}" in said
+    assert call(["run", *settings(), "--quiet"]) == 0
+    assert "racing" not in capsys.readouterr().out
+
+
 def test_every_client_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = settings(experiment__clients_per_round="3", experiment__rounds="1")
     assert call(["run", *arguments, "--quiet"]) == 0

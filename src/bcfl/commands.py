@@ -118,7 +118,7 @@ def print_result(result: Result) -> None:
     )
     if "spared_examples" in work:
         in_full = work["scored_examples"] + work["spared_examples"]
-        console.print(f"racing: {work['spared_examples']:,} of {in_full:,} examples needed no scoring")
+        console.print(f"racing: {work['scored_examples']:,} scored examples instead of {in_full:,}")
     if work["rejected"] or work["late"]:
         console.print(f"left out: {work['rejected']} non-finite and {work['late']} late answers")
     if result.path:

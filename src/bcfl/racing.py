@@ -1,7 +1,7 @@
 """Scoring that stops when it knows: which models still need scoring after a look at some of the examples.
 
 Clients look at growing random parts of the examples that a full scoring would use. After each look a cluster that
-cannot, at a stated error probability, be part of any of the k best assignments is dropped; only what is left when the
+cannot, at a stated error probability, be part of any of the k best hypotheses is dropped; only what is left when the
 looks are over is scored in full.
 """
 
@@ -18,6 +18,7 @@ FIRST_LOOK = 32  # examples on which every model is scored; each further look do
 # A client joins a look only while all looks together take at most this part of its examples. What is left after them
 # is scored in full, on the same examples and to the same bits as without racing, so this bounds what a race can lose.
 LARGEST_SHARE = 1 / 3
+ROUNDING = 1e-9  # by which costs that are equal may seem to differ
 
 # (client, belief) bool wanted, first, last -> mean (client, belief) and covariance (client, belief, belief) over the
 # examples first:last of each client's own random order; anything where nothing is wanted
@@ -36,7 +37,8 @@ def race(
 ) -> tuple[Tensor, Tensor]:
     """What each client still has to score in full, and the mean log-likelihood of the beliefs over its looks.
 
-    With probability at least 1 − error full scoring's k best assignments of every hypothesis use only what is marked.
+    With probability at least 1 − error full scoring's k best continuations, and the best one of each hypothesis, use
+    only what is marked. That is for the clients that stay: one that leaves takes with it what it was counted on for.
     """  # (client, belief) bool, (client, belief)
     num_clients, num_beliefs = len(num_scored), int(belief_of.max()) + 1
     wanted = torch.ones(num_clients, num_beliefs, dtype=torch.bool)
@@ -139,7 +141,8 @@ def contenders(
     kept = torch.zeros_like(wanted)
     for beliefs, low, own_limit, total in zip(belief_of, lows, own_limits, lowest, strict=True):
         # What may be a hypothesis' best is never out: it may keep a place for its start.
-        kept[:, beliefs] |= low <= min(own_limit, max(0.0, kth_total - total))
+        limit = min(own_limit, max(0.0, kth_total - total))
+        kept[:, beliefs] |= low <= limit * (1 + ROUNDING) + ROUNDING
     return kept & wanted
 
 

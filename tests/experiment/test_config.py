@@ -96,6 +96,7 @@ def test_what_is_unknown_or_of_the_wrong_type_is_named(values: dict[str, object]
         ("method.forgetting", [-0.1, 1.1]),
         ("method.min_weight", [1]),
         ("method.give_up_weight", [0, 2]),
+        ("method.racing", [-0.1, 1]),
         ("method.temperature", [0]),
         ("method.prior_precision", [-1]),
         ("method.cluster_size", [[3, 2], [-1, 2]]),
@@ -117,9 +118,16 @@ def test_a_share_of_clients_that_change_is_a_share() -> None:
 def test_settings_younger_than_published_runs_leave_their_names_as_they_were() -> None:
     stored = load_config(None).as_dict()
     assert "stay" not in stored["method"]
+    assert "racing" not in stored["method"]
     assert "drift_round" not in stored["data"]
     remembering = load_config(None, ["method.stay=learn", "data.drift_round=5"])
     assert parse_config(remembering.as_dict()) == remembering
+
+
+@pytest.mark.parametrize("other", [{"evidence_points": 2}, {"cluster_size": [1, 9]}, {"stay": 0.9}])
+def test_racing_is_refused_where_it_would_not_be_right(other: dict[str, object]) -> None:
+    assert "method.racing must be 0 (off), or in (0, 1) with" in refusal({"method": {"racing": 0.1, **other}})
+    parse_config({"method": {"racing": 0.0, **other}})
 
 
 @pytest.mark.parametrize("key", ["sigma", "alpha", "smoothing", "selection"])

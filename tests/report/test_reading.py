@@ -64,6 +64,7 @@ def test_last_round_agrees_with_the_result_of_the_run(real_run: Path) -> None:
     assert result.co_association.numpy() == pytest.approx(expected.numpy())
     assert run.last("accuracy") == result.accuracy
     assert int(run.work("local_steps").sum()) == result.summary()["work"]["local_steps"]
+    assert not run.work("spared_examples").any()  # a run without racing, or from before there was any
 
 
 def test_clusters_keep_their_number_when_a_round_renames_them(made_up: MakeRun) -> None:
