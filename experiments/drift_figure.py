@@ -27,14 +27,17 @@ def panel(run: Run, title: str, left: int) -> list[str]:
         for truth, own in zip(groups, run.placed, strict=True)
     ]
     parts = [f'<text x="{left}" y="{TOP - 14}" class="title">{escape(title)}</text>']
+    cells: dict[int, list[str]] = {}  # cluster -> one path through all of its cells
     for row, client in enumerate(run.order.tolist()):
         y = TOP + row * CELL_HEIGHT
         for t, clusters in enumerate(placed):
-            parts.append(f'<rect x="{left + t * CELL_WIDTH}" y="{y}" width="{CELL_WIDTH - 1}" '
-                         f'height="{CELL_HEIGHT - 1}" fill="{COLOURS[clusters[client] % len(COLOURS)]}"/>')  # fmt: skip
+            cell = f"M{left + t * CELL_WIDTH} {y}h{CELL_WIDTH - 1}v{CELL_HEIGHT - 1}h{1 - CELL_WIDTH}z"
+            cells.setdefault(clusters[client], []).append(cell)
         changes = (groups[1:, client] != groups[:-1, client]).nonzero()[0] + 1
         parts += [f'<rect x="{left + int(t) * CELL_WIDTH - 1}" y="{y - 1}" width="{CELL_WIDTH + 1}" '
                   f'height="{CELL_HEIGHT + 1}" class="ring"/>' for t in changes]  # fmt: skip
+    paths = [f'<path fill="{COLOURS[cluster]}" d="{"".join(own)}"/>' for cluster, own in sorted(cells.items())]
+    parts = paths + parts  # rings lie on top
     below = TOP + len(run.order) * CELL_HEIGHT + 16
     for t in (1, *range(5, len(placed) + 1, 5)):
         parts.append(f'<text x="{left + (t - 0.5) * CELL_WIDTH}" y="{below}" class="tick">{t}</text>')

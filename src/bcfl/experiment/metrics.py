@@ -88,7 +88,7 @@ def false_switches(assignment: Tensor, group: Tensor, settling: int = SETTLING) 
     first = max(settling, 1)  # as an index: the first round that counts
     rest = right[first - 1 : -1] & (group[first:] == group[first - 1 : -1])
     left = ~right[first:]
-    return float((rest & left).sum() / rest.sum()) if rest.any() else None
+    return int((rest & left).sum()) / int(rest.sum()) if rest.any() else None
 
 
 def rounds_until_associated(assignment: Tensor, group: Tensor) -> dict[int, int | None]:
