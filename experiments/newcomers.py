@@ -17,7 +17,7 @@ from torch import Tensor
 import bcfl
 from bcfl import local
 from bcfl.association import renumbering
-from bcfl.experiment.metrics import calibration_error
+from bcfl.experiment.metrics import agreement, calibration_error
 from bcfl.experiment.problem import load_data
 from bcfl.experiment.result import Result
 from bcfl.local import Examples
@@ -118,7 +118,7 @@ def measure(path: Path) -> dict[str, Any]:
         "rounds": settings.experiment.rounds,
         "newcomers": len(clusters),
         "held_out": bool(settings.experiment.joins),
-        "ari": result.history[-1]["ari"],
+        "ari": None if result.group is None else agreement(result.assignment, result.group),
         "table": table,
         "predictions": predicted,
     }
@@ -128,7 +128,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, out = Path(sys.argv[1]), Path(sys.argv[2])
     records = [measure(path.parent) for path in sorted(folder.glob("*/result.json"))]
-    out.write_text(json.dumps(records, indent=1) + "\n")
+    out.write_text(json.dumps(records, separators=(",", ":")) + "\n")
     for record in records:
         print(f"{record['data']} {record['method']} seed {record['seed']}, {record['newcomers']} newcomers, "
               f"held out: {record['held_out']}")  # fmt: skip
