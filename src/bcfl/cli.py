@@ -1,11 +1,16 @@
 """The command line: parses, calls, prints. Everything heavy is imported only once a command needs it."""
 
 import argparse
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NoReturn
+
+# pathlib and typing come late as well: each takes longer to import than this module.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any, NoReturn
 
 EXAMPLES = """\
 examples:
@@ -74,10 +79,25 @@ examples:
 """
 
 
+class _Form(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal, which argparse would ask of a module that imports all of Python's archive formats."""
+
+    def __init__(self, prog: str):
+        columns = os.environ.get("COLUMNS", "")
+        try:
+            width = int(columns) if columns.isdecimal() else os.get_terminal_size(1).columns
+        except OSError:  # no terminal
+            width = 80
+        super().__init__(prog, width=(width or 80) - 2)
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, like everything else here."""
 
-    def error(self, message: str) -> NoReturn:
+    def __init__(self, **options: "Any"):
+        super().__init__(formatter_class=_Form, **options)
+
+    def error(self, message: str) -> "NoReturn":
         self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
 
 
@@ -86,28 +106,26 @@ def build_parser() -> argparse.ArgumentParser:
         prog="bcfl",
         description="Bayesian clustered federated learning: which client belongs where, and how sure are we.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def add(name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
-        form = argparse.RawDescriptionHelpFormatter
         text = textwrap.fill(description, 100)
-        return commands.add_parser(name, help=summary, description=text, epilog=examples, formatter_class=form)
+        return commands.add_parser(name, help=summary, description=text, epilog=examples)
 
     run = add("run", "train one federation", "Train one federation.", RUN_EXAMPLES)
     run.add_argument(
-        "config", nargs="?", type=Path, metavar="FILE.toml", help="settings (default: the bundled example)"
+        "config", nargs="?", type=_path, metavar="FILE.toml", help="settings (default: the bundled example)"
     )
     _add_settings(run)
     run.add_argument("--seed", type=int, metavar="N", help="the run's seed (experiment.seed)")
-    run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/…)")
+    run.add_argument("--out", type=_path, metavar="DIR", help="the run's folder (default: runs/…)")
     _add_live(run)
     _add_output(run)
 
     resume = add("resume", "continue a stopped run", "Continue a stopped run.", RESUME_EXAMPLES)
-    resume.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    resume.add_argument("run", type=_path, metavar="RUN", help="the run's folder")
     _add_live(resume)
     _add_output(resume)
 
@@ -118,13 +136,11 @@ def build_parser() -> argparse.ArgumentParser:
         "again; a stopped comparison goes on where it was.",
         COMPARE_EXAMPLES,
     )
-    compare.add_argument("config", nargs="?", type=Path, metavar="FILE.toml", help="settings shared by all runs")
+    compare.add_argument("config", nargs="?", type=_path, metavar="FILE.toml", help="settings shared by all runs")
     _add_settings(compare)
     compare.add_argument("--methods", required=True, metavar="A,B,…", help="methods, as in `bcfl list methods`")
     compare.add_argument("--seeds", default="0", metavar="0,1,…", help="seeds (default: 0)")
-    compare.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: runs)"
-    )
+    compare.add_argument("--out", type=_path, default="runs", metavar="DIR", help="folder of all runs (default: runs)")
     _add_output(compare)
 
     sweep = add(
@@ -134,11 +150,9 @@ def build_parser() -> argparse.ArgumentParser:
         "already done is not run again; a stopped sweep goes on where it was.",
         SWEEP_EXAMPLES,
     )
-    sweep.add_argument("configs", nargs="+", type=Path, metavar="FILE.toml", help="experiment files")
+    sweep.add_argument("configs", nargs="+", type=_path, metavar="FILE.toml", help="experiment files")
     _add_settings(sweep)
-    sweep.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: runs)"
-    )
+    sweep.add_argument("--out", type=_path, default="runs", metavar="DIR", help="folder of all runs (default: runs)")
     sweep.add_argument("--dry-run", action="store_true", help="only list the runs, and which of them are done")
     _add_output(sweep)
 
@@ -157,14 +171,14 @@ def _add_looking(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -
     figures = add("figures", "figures for papers", "Every figure of a run as PNG, SVG and PDF.", FIGURES_EXAMPLES)
     table = add("table", "tables for papers", "Mean ± standard deviation over seeds, a row a method.", TABLE_EXAMPLES)
     for parser in (report, figures, table):
-        parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of run folders")
-    report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
-    figures.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR", help="default: figures")
+        parser.add_argument("runs", nargs="+", type=_path, metavar="RUN", help="run folders, or folders of run folders")
+    report.add_argument("--out", type=_path, default="report.html", metavar="FILE", help="default: report.html")
+    figures.add_argument("--out", type=_path, default="figures", metavar="DIR", help="default: figures")
     figures.add_argument("--formats", default="png,svg,pdf", metavar="A,B,…", help="default: png,svg,pdf")
     table.add_argument("--format", choices=("markdown", "csv", "latex"), default="markdown", help="default: markdown")
 
     demo = add("demo", "a guided tour of two minutes", "A guided tour that ends with a report.", DEMO_EXAMPLES)
-    demo.add_argument("--out", type=Path, metavar="DIR", help="a new folder (default: bcfl-demo)")
+    demo.add_argument("--out", type=_path, metavar="DIR", help="a new folder (default: bcfl-demo)")
     demo.add_argument("--no-pause", action="store_true", help="do not wait for Enter between the parts")
     demo.add_argument("--workers", type=_positive, metavar="N", help="threads that train clients (default: all cores)")
 
@@ -176,14 +190,14 @@ def _add_deploying(add: Callable[[str, str, str, str], argparse.ArgumentParser])
     places = deploy.add_subparsers(dest="place", metavar="WHERE", required=True)
     local = places.add_parser("local", help="on this machine: server, clients and a run, until it is done")
     folder = places.add_parser("init", help="a folder for several machines: settings, certificates, keys, scripts")
-    folder.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    folder.add_argument("folder", type=_path, metavar="DIR", help="a new folder")
     for parser in (local, folder):
-        parser.add_argument("config", nargs="?", type=Path, metavar="FILE.toml", help="settings")
+        parser.add_argument("config", nargs="?", type=_path, metavar="FILE.toml", help="settings")
         parser.add_argument("--clients", type=_positive, default=4, metavar="N", help="number of clients (default: 4)")
         parser.add_argument("--seed", type=int, metavar="N", help="the run's seed (experiment.seed)")
         parser.add_argument("--insecure", action="store_true", help="no TLS and no keys; refused beyond this machine")
         _add_settings(parser)
-    local.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/…)")
+    local.add_argument("--out", type=_path, metavar="DIR", help="the run's folder (default: runs/…)")
     local.add_argument("--json", action="store_true", help="print JSON instead of tables")
     local.add_argument("--quiet", action="store_true", help="no progress")
     _add_live(local)
@@ -193,7 +207,7 @@ def _add_deploying(add: Callable[[str, str, str, str], argparse.ArgumentParser])
 
 
 def _add_live(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="follow it in TensorBoard: event files in DIR")
+    parser.add_argument("--tensorboard", type=_path, metavar="DIR", help="follow it in TensorBoard: event files in DIR")
     parser.add_argument("--mlflow", metavar="URI|DIR", help="follow it in MLflow: a server, or a data base in DIR")
 
 
@@ -214,6 +228,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _path(text: str) -> "Path":
+    from pathlib import Path
+
+    return Path(text)
 
 
 def _positive(text: str) -> int:
