@@ -136,6 +136,7 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "negative seed": (["run", *settings(), "--seed", "-1"], "experiment.seed must be ≥ 0, got -1"),
     "seed that is no number": (["run", "--seed", "x"], "argument --seed"),
     "no workers": (["run", "--workers", "0"], "argument --workers: must be a whole number of at least 1, got '0'"),
+    "device that is none": (["run", *settings(), "--device", "tpu"], "must be one of cpu, cuda, cuda:N, stacked-cpu"),
     "workers that are no number": (["run", "--workers", "two"], "whole number of at least 1, got 'two'"),
     "missing settings file": (["run", "none.toml"], "none.toml does not exist"),
     "a folder as settings file": (["run", "."], "cannot be read"),
@@ -352,7 +353,13 @@ def test_compare_prints_mean_and_deviation_and_runs_nothing_twice(
     output = capsys.readouterr()
     assert "mean ± sd over seeds" in output.out
     assert len(re.findall(r"0\.\d{3} ± 0\.\d{3}", output.out)) >= 4
-    assert output.err.splitlines()[0] == "[1/4] fedavg seed 0, 8 clients, rounds 1 to 2"
+    first, second, *_, last = output.err.splitlines()
+    assert first == "[1/4] fedavg seed 0, 8 clients, rounds 1 to 2"
+    assert re.fullmatch(
+        r"\[1/4\] fedavg seed 0, round 1/2  accuracy 0\.\d{3}  \d moved  \|  "
+        r"all: 0 of 4 runs, 1 of 8 rounds, about \d+ s left, 2 runs' share guessed from other methods", second
+    )  # fmt: skip
+    assert last.endswith("all: 4 of 4 runs, 8 of 8 rounds, about 0 s left")
     assert len(list(Path("all").iterdir())) == 4
     monkeypatch.setattr("bcfl.experiment.run.Simulator", None)
     assert call(arguments) == 0
@@ -371,6 +378,27 @@ def test_sweep_lists_and_runs_what_its_file_describes(own_folder: Path, capsys: 
     assert [run["seed"] for run in json.loads(capsys.readouterr().out)] == [0, 1]
     assert call(["sweep", "a.toml", *settings(), "--dry-run"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["done"] * 2
+
+
+def test_a_sweep_names_what_varies(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.toml").write_text(
+        '[sweep]\nmethods = ["fedavg", "bcfl-g"]\nseeds = [0, 1]\nvary = { "method.fusion" = ["exact", "geometric"] }\n'
+    )
+    assert call(["sweep", "a.toml", *settings()]) == 0
+    output = capsys.readouterr()
+    assert "[2/6] bcfl-g fusion exact seed 0, 8 clients" in output.err
+    head, *rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in output.out.splitlines()
+                   if line[:1] in "│┃"]  # fmt: skip
+    assert head[:3] == ["method", "fusion", "accuracy"]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [
+        ("fedavg", "", "2"), ("bcfl-g", "exact", "2"), ("bcfl-g", "geometric", "2")
+    ]  # fmt: skip
+    assert call(["sweep", "a.toml", *settings(), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(run["seed"], run["settings"]) for run in shown] == [
+        (seed, own) for seed in (0, 1) for own in ({}, {"method.fusion": "exact"}, {"method.fusion": "geometric"})
+    ]
+    assert all(Path(run["path"], "result.json").is_file() for run in shown)
 
 
 @pytest.mark.parametrize(("what", "things"), [("methods", METHODS), ("datasets", DATASETS), ("models", MODELS)])
@@ -415,20 +443,35 @@ def test_help_does_not_wait_for_torch() -> None:
 @pytest.mark.slow
 def test_a_terminal_sees_a_bar(own_folder: Path) -> None:
     """Round, accuracy, changes and time left, on a real pseudo-terminal."""
+    text = _on_a_terminal(["run", *settings(experiment__rounds="8"), "--out", "run"])
+    assert "━" in text
+    assert "8/8" in text
+    assert re.search(r"0:00:\d\d", text)
+    assert re.search(r"accuracy 0\.\d{3}  \d moved", text)
+
+
+@pytest.mark.slow
+def test_a_terminal_sees_a_whole_sweep(own_folder: Path) -> None:
+    text = _on_a_terminal(["compare", *settings(), "--methods", "fedavg,ifca", "--seeds", "0,1"])
+    assert "all, 0 of 4 runs done" in text
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)  # colours
+    assert re.search(r"1/8 about \d+ s left, 2 runs' share guessed from other methods", text)
+    assert re.search(r"\[4/4\] ifca seed 1 +━+ 2/2 accuracy 0\.\d{3}", text)
+    assert "8/8 about 0 s left" in text
+
+
+def _on_a_terminal(arguments: list[str]) -> str:
+    """What a command shows on a pseudo-terminal."""
     master, slave = os.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160"}
-    arguments = [sys.executable, "-m", "bcfl", "run", *settings(experiment__rounds="8"), "--out", "run"]
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=slave, env=environment)
+    command = [sys.executable, "-m", "bcfl", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=slave, env=environment)
     os.close(slave)
     shown = b""
     while chunk := _read(master):
         shown += chunk
     assert process.wait() == 0
-    text = shown.decode()
-    assert "━" in text
-    assert "8/8" in text
-    assert re.search(r"0:00:\d\d", text)
-    assert re.search(r"accuracy 0\.\d{3}  \d moved", text)
+    return shown.decode()
 
 
 def _read(terminal: int) -> bytes:

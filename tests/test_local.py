@@ -113,7 +113,7 @@ def test_a_stronger_prior_holds_the_solution_closer_and_never_blows_up() -> None
 
 
 def test_a_weak_prior_keeps_its_digits() -> None:
-    pull = local._pull(torch.tensor([1e-6, 0.0, torch.inf]), 1, Training(learning_rate=0.01, momentum=0.9))
+    pull = local.proximal_pull(torch.tensor([1e-6, 0.0, torch.inf]), 1, Training(learning_rate=0.01, momentum=0.9))
     assert pull is not None
     assert pull.tolist() == pytest.approx([1e-7, 0, 1], rel=1e-5)
 
@@ -368,7 +368,8 @@ def test_an_overflow_is_the_worst_score_and_not_a_nan() -> None:
     assert values[0].eq(local.FLOOR).any()
     assert values.isfinite().all()
     assert torch.allclose(values[1], -torch.log(torch.tensor(3.0)))
-    evaluation = local.evaluate(model, vectors[0], examples, NUM_CLASSES)
+    log_p = local.log_probabilities(model, vectors[:1], examples, torch.arange(30))[0]
+    evaluation = local.evaluate(log_p, examples.y, NUM_CLASSES)
     assert int(evaluation.confusion.sum()) == 30
     assert np.isfinite(evaluation.log_likelihood)
     assert evaluation.calibration.isfinite().all()
@@ -379,7 +380,8 @@ def test_evaluation_by_hand() -> None:
     model = FlatModel(build(network, 0))
     vector = trained_vector(model, examples)
     model.module.train()  # whatever was done before
-    found = local.evaluate(model, vector, examples, NUM_CLASSES)
+    predictions = local.log_probabilities(model, vector[None], examples, torch.arange(100))[0]
+    found = local.evaluate(predictions, examples.y, NUM_CLASSES)
     assert torch.equal(model.vector, vector)
     log_p = torch.empty(100, NUM_CLASSES, dtype=torch.float64)
     with torch.no_grad():

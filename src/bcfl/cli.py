@@ -20,6 +20,8 @@ examples:
   bcfl compare --methods fedavg,bcfl-g,bcfl-mh-3 --seeds 0,1,2
   bcfl resume runs/a                                go on after a stop, to the same result
   bcfl report runs                                  one page that shows what happened
+  bcfl associate runs/a --data mine.npz             where does a client that was never seen belong?
+  bcfl evaluate runs/a                              how good are a run's predictions as probabilities?
   bcfl demo                                         a guided tour
   bcfl deploy local --clients 5                     a real federation of processes, on this machine
   bcfl list methods
@@ -72,6 +74,16 @@ examples:
 TABLE_EXAMPLES = """\
 examples:
   bcfl table runs --format latex > table.tex
+"""
+ASSOCIATE_EXAMPLES = """\
+examples:
+  bcfl associate runs/a --data mine.npz
+  bcfl associate runs/a --data mine.npz --examples 32 --save mine.safetensors --json
+"""
+EVALUATE_EXAMPLES = """\
+examples:
+  bcfl evaluate runs/a
+  bcfl evaluate runs/a --beliefs last_layer --prior-precision 100 --out predictive.json
 """
 DEMO_EXAMPLES = """\
 examples:
@@ -140,19 +152,20 @@ def build_parser() -> argparse.ArgumentParser:
     _add_settings(compare)
     compare.add_argument("--methods", required=True, metavar="A,B,…", help="methods, as in `bcfl list methods`")
     compare.add_argument("--seeds", default="0", metavar="0,1,…", help="seeds (default: 0)")
-    compare.add_argument("--out", type=_path, default="runs", metavar="DIR", help="folder of all runs (default: runs)")
+    _add_many(compare)
     _add_output(compare)
 
     sweep = add(
         "sweep",
         "all runs of experiment files",
-        "Run every combination that experiment files describe in their [sweep] sections, one after the other. What is "
-        "already done is not run again; a stopped sweep goes on where it was.",
+        "Run every combination that experiment files describe in their [sweep] sections, the first seed of all before "
+        "the second of any. What is already done is not run again; a stopped sweep goes on where it was; several "
+        "sweeps may share a folder.",
         SWEEP_EXAMPLES,
     )
     sweep.add_argument("configs", nargs="+", type=_path, metavar="FILE.toml", help="experiment files")
     _add_settings(sweep)
-    sweep.add_argument("--out", type=_path, default="runs", metavar="DIR", help="folder of all runs (default: runs)")
+    _add_many(sweep)
     sweep.add_argument("--dry-run", action="store_true", help="only list the runs, and which of them are done")
     _add_output(sweep)
 
@@ -160,6 +173,7 @@ def build_parser() -> argparse.ArgumentParser:
     listing.add_argument("what", choices=("methods", "datasets", "models"))
     listing.add_argument("--json", action="store_true", help="print JSON")
     _add_looking(add)
+    _add_predicting(add)
     _add_deploying(add)
     return parser
 
@@ -169,7 +183,12 @@ def _add_looking(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -
     text = "One page with everything about a run, or about several side by side; it needs no network."
     report = add("report", "see what happened: one HTML page", text, REPORT_EXAMPLES)
     figures = add("figures", "figures for papers", "Every figure of a run as PNG, SVG and PDF.", FIGURES_EXAMPLES)
-    table = add("table", "tables for papers", "Mean ± standard deviation over seeds, a row a method.", TABLE_EXAMPLES)
+    table = add(
+        "table",
+        "tables for papers",
+        "Mean ± standard deviation over seeds, a row a method and combination of settings that vary.",
+        TABLE_EXAMPLES,
+    )
     for parser in (report, figures, table):
         parser.add_argument("runs", nargs="+", type=_path, metavar="RUN", help="run folders, or folders of run folders")
     report.add_argument("--out", type=_path, default="report.html", metavar="FILE", help="default: report.html")
@@ -181,6 +200,57 @@ def _add_looking(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -
     demo.add_argument("--out", type=_path, metavar="DIR", help="a new folder (default: bcfl-demo)")
     demo.add_argument("--no-pause", action="store_true", help="do not wait for Enter between the parts")
     demo.add_argument("--workers", type=_positive, metavar="N", help="threads that train clients (default: all cores)")
+
+
+def _add_predicting(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
+    """The commands that use what a run has learnt."""
+    text = (
+        "How likely a client that the run has never seen belongs to each cluster, by scoring a few of its examples; "
+        "nothing is trained. FILE.npz holds x, (example, …) numbers prepared as the run's own data were, and y, "
+        "(example,) whole-numbered labels."
+    )
+    associate = add("associate", "where a newcomer belongs", text, ASSOCIATE_EXAMPLES)
+    associate.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
+    associate.add_argument(
+        "--data", type=_path, required=True, metavar="FILE.npz", help="the newcomer's examples: x and y"
+    )
+    associate.add_argument("--examples", type=_positive, metavar="N", help="use the first N (default: all)")
+    associate.add_argument(
+        "--temperature",
+        default="none",
+        metavar="T",
+        help="log-likelihoods are divided by it: none (1, the posterior; the default), per_example, or a number",
+    )
+    associate.add_argument(
+        "--prior",
+        choices=("uniform", "size"),
+        default="uniform",
+        help="before any example: all clusters alike (the default), or by their numbers of clients",
+    )
+    associate.add_argument(
+        "--save", type=_path, metavar="FILE.safetensors", help="write the most likely cluster's model"
+    )
+    associate.add_argument("--json", action="store_true", help="print JSON")
+
+    text = (
+        "NLL, Brier score, ECE and accuracy at coverage over all clients' test data, of each client's best model and "
+        "of its predictive mixture over hypotheses and, with --beliefs, over each belief. Needs the run's data."
+    )
+    evaluate = add("evaluate", "how good predictions are as probabilities", text, EVALUATE_EXAMPLES)
+    evaluate.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
+    kinds = ("mean", "samples", "sigma", "last_layer")
+    evaluate.add_argument(
+        "--beliefs", choices=kinds, default="mean", help="what stands for a belief (default: its mean)"
+    )
+    evaluate.add_argument("--samples", type=_positive, default=16, metavar="N", help="draws per belief (default: 16)")
+    evaluate.add_argument(
+        "--prior-precision",
+        default="1000",
+        metavar="X",
+        help="added to the beliefs' precision (default: 1000); auto: chosen on validation data (data.validation)",
+    )
+    evaluate.add_argument("--out", type=_path, metavar="FILE.json", help="write all of it, with the coverage curve")
+    evaluate.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_deploying(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
@@ -222,9 +292,22 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_many(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=_path, default="runs", metavar="DIR", help="folder of all runs (default: runs)")
+    parser.add_argument(
+        "--jobs", type=_positive, metavar="N", help="runs side by side (default: what keeps all cores busy)"
+    )
+
+
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=_positive, metavar="N", help="threads that train clients (default: all cores)"
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="cpu (default), or cuda or cuda:N: many clients together on a GPU; stacked-cpu tries that without one",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--quiet", action="store_true", help="no progress")

@@ -23,6 +23,7 @@ def train(
     clients_per_round: float = 1.0,
     out: str | Path | None = None,
     num_workers: int | None = None,
+    device: str = "cpu",
     observers: Sequence[Observer] = (),
     **options: Any,
 ) -> Result:
@@ -31,8 +32,8 @@ def train(
     `model` is a function without arguments that returns a new torch.nn.Module with one score per class. `clients` is a
     list; each client is (x, y) or (x, y, x_test, y_test) in tensors or arrays, a mapping with those keys and perhaps
     `group`, a torch Dataset of (x, y) items, or a pair (train Dataset, test Dataset). `options` are the method's own,
-    such as num_clusters=4. With `out` the run is kept in that folder; if the folder holds this very run, unfinished,
-    it goes on from there.
+    such as num_clusters=4. `device` is "cpu", or "cuda" to train many clients together on a GPU. With `out` the run is
+    kept in that folder; if the folder holds this very run, unfinished, it goes on from there.
     """
     config = parse_config(
         {
@@ -44,7 +45,8 @@ def train(
         }
     )
     folder = None if out is None else Path(out)
-    own: dict[str, Any] = {"clients": clients, "factory": model, "num_workers": num_workers, "observers": observers}
+    how: dict[str, Any] = {"num_workers": num_workers, "device": device, "observers": observers}
+    own: dict[str, Any] = {"clients": clients, "factory": model, **how}
     if folder is not None and is_unfinished(folder, config):
         return resume(folder, **own)
     return start(config, folder, **own)

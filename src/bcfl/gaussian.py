@@ -164,7 +164,8 @@ class Merging:
         self._total = 0.0
 
     def add(self, component: Gaussian, weight: float) -> None:
-        if weight == 0:  # 0 · ∞ would be NaN; a component without weight says nothing
+        # A component without weight says nothing, and 0 · ∞ would be NaN: also where only float32 rounds it to 0.
+        if weight < torch.finfo(self._mean.dtype).tiny:
             return
         self._total += weight
         share = weight / self._total

@@ -4,13 +4,13 @@ All of it runs in one thread on one FlatModel and is a function of its arguments
 in any worker.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from bcfl.gaussian import Gaussian, distinct
@@ -106,7 +106,7 @@ def fit(
     elif len(carried):
         velocity.copy_(start.split(parts)[1])
     theta, prior_mean = model.parameters, prior.mean[:num_parameters]
-    pull = _pull(prior.precision[:num_parameters], num_examples, training)
+    pull = proximal_pull(prior.precision[:num_parameters], num_examples, training)
     fisher = torch.zeros(num_parameters) if curvature and training.fisher == "batch" else None
 
     for rows in batches(num_examples, training.batch_size, num_steps, generator):
@@ -141,7 +141,7 @@ def _descend(theta: Tensor, velocity: Tensor, gradient: Tensor, training: Traini
     theta.sub_(velocity.mul_(training.momentum).add_(gradient), alpha=training.learning_rate)
 
 
-def _pull(precision: Tensor, num_examples: int, training: Training) -> Tensor | None:
+def proximal_pull(precision: Tensor, num_examples: int | Tensor, training: Training) -> Tensor | None:
     """The weights w of the proximal step towards the prior's mean; None for a flat prior."""
     if not bool(distinct(precision).max() > 0):  # any() would take five times as long
         return None
@@ -171,7 +171,7 @@ def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, genera
     return fisher
 
 
-def log_likelihoods(model: FlatModel, vectors: Tensor, examples: Examples, rows: Tensor) -> Tensor:
+def log_likelihoods(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
     """log p(y|x) of each chosen example under each model, in evaluation mode."""  # (model, example)
     model.module.eval()
     values = torch.empty(len(vectors), len(rows))
@@ -180,10 +180,11 @@ def log_likelihoods(model: FlatModel, vectors: Tensor, examples: Examples, rows:
             model.load(vector)
             parts = [-F.cross_entropy(model.module(x), y, reduction="none") for x, y in examples.chunks(rows)]
             torch.cat(parts, out=values[i])
-    return _floored(values)
+    return floored(values)
 
 
-def _floored(log_p: Tensor) -> Tensor:
+def floored(log_p: Tensor) -> Tensor:
+    """Log-likelihoods with the least that an example may have for those below it and for NaN."""
     return log_p.nan_to_num(nan=FLOOR).clamp(min=FLOOR)
 
 
@@ -214,25 +215,77 @@ class Evaluation:
     confusion: Tensor  # (true class, predicted class) int64
     log_likelihood: float  # summed over the client's test examples
     calibration: Tensor  # (bin, [examples, sum of confidence, correct]) float64
+    brier: float  # Σ (p − 1[y])² over classes, summed over the client's test examples
 
 
-def evaluate(model: FlatModel, vector: Tensor, examples: Examples, num_classes: int) -> Evaluation:
-    """How the model does on the client's examples, in evaluation mode."""
+def evaluate(log_p: Tensor, y: Tensor, num_classes: int) -> Evaluation:
+    """How predictions log p(class|x) do on examples with these labels."""  # (example, class), (example,)
+    p, predicted = log_p.double().exp(), log_p.argmax(1)
+    confidence, likelihood = p.amax(1), log_p.gather(1, y[:, None]).double()
+    return Evaluation(
+        torch.bincount(y * num_classes + predicted, minlength=num_classes**2).view(num_classes, num_classes),
+        float(likelihood.sum()),
+        calibration_table(confidence, predicted == y),
+        float(p.square().sum() - 2 * likelihood.exp().sum() + len(y)),
+    )
+
+
+def log_probabilities(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
+    """log p(class|x) of the chosen examples under each model, in evaluation mode."""  # (model, example, class)
     model.module.eval()
-    model.load(vector)
-    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
-    calibration = torch.zeros(NUM_BINS, 3, dtype=torch.float64)
-    total = 0.0
+    values = []
     with torch.inference_mode():
-        for x, y in examples.chunks(torch.arange(len(examples))):
-            log_p = _floored(model.module(x).log_softmax(1))
-            confidence, predicted = log_p.double().exp().max(1)
-            total += float(log_p.gather(1, y[:, None]).double().sum())
-            confusion += torch.bincount(y * num_classes + predicted, minlength=num_classes**2).view_as(confusion)
-            bins = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
-            ones = torch.ones_like(confidence)
-            calibration.index_add_(0, bins, torch.stack([ones, confidence, (predicted == y).double()], 1))
-    return Evaluation(confusion, total, calibration)
+        for vector in vectors:
+            model.load(vector)
+            values.append(torch.cat([floored(model.module(x).log_softmax(1)) for x, _ in examples.chunks(rows)]))
+    return torch.stack(values)
+
+
+def last_layer_scores(model: FlatModel, belief: Gaussian, examples: Examples, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the class scores when the last layer's weights are those of the belief: one pass, exact.
+
+    The scores are linear in the weights, z_c = Σ_d w_cd φ_d + b_c, so they are Gaussian and, as the belief is diagonal,
+    independent: var z_c = Σ_d φ_d² var w_cd + var b_c.
+    """  # (example, class) each
+    layer, seen = model.last_layer, []
+    if not isinstance(layer, nn.Linear):
+        raise ValueError(
+            f"beliefs = 'last_layer' needs a model that ends in a torch.nn.Linear, not {type(layer).__name__}"
+        )
+    end = model.num_parameters
+    variance = torch.where(belief.precision > 0, belief.variance, 0.0)[end - model.num_last_layer : end]
+    of_weight, of_bias = variance[: layer.weight.numel()].view_as(layer.weight), variance[layer.weight.numel() :]
+    watch = layer.register_forward_hook(lambda _, given, scores: seen.append((given[0], scores)))
+    model.module.eval()
+    model.load(belief.mean)
+    means, variances = [], []
+    try:
+        with torch.inference_mode():
+            for x, _ in examples.chunks(rows):
+                output = model.module(x)
+                features, scores = seen.pop()
+                if not torch.equal(output, scores):
+                    raise ValueError("beliefs = 'last_layer' needs a model whose last layer gives its class scores")
+                means.append(output)
+                variances.append(features.square() @ of_weight.T + (of_bias if len(of_bias) else 0.0))
+    finally:
+        watch.remove()
+    return torch.cat(means), torch.cat(variances)
+
+
+def log_mixture(log_p: Tensor, log_weight: Tensor) -> Tensor:
+    """log Σ_m weight_m p_m: the prediction of a mixture; of a single model, to the bit its own."""
+    if len(log_p) == 1:
+        return log_p[0]
+    weighted = log_p.double() + log_weight.double().view(-1, *[1] * (log_p.dim() - 1))
+    return weighted.logsumexp(0).to(log_p.dtype)  # (model, ...) -> (...)
+
+
+def calibration_table(confidence: Tensor, correct: Tensor) -> Tensor:
+    """How many examples fall into each bin of confidence, with what confidence in sum, and how many are correct."""
+    bins = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    rows = torch.stack([torch.ones_like(confidence), confidence, correct.double()], 1).double()
+    return torch.zeros(NUM_BINS, 3, dtype=torch.float64).index_add(0, bins, rows)  # (bin, [examples, sum, correct])
 
 
 def check_model(model: FlatModel, examples: Examples, num_classes: int) -> tuple[int, bool]:

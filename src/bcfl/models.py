@@ -35,6 +35,7 @@ class FlatModel:
         self.num_statistics = sum(s.numel() for s in statistics)
         layer_of = [name.rpartition(".")[0] for name, _ in module.named_parameters()]  # tied parameters stand once
         last = [p for p, layer in zip(parameters, layer_of, strict=True) if layer == layer_of[-1]]
+        self.last_layer = module.get_submodule(layer_of[-1])
         self.num_last_layer = sum(p.numel() for p in last)  # they stand last among the parameters
         self.vector = torch.zeros(self.num_parameters + self.num_statistics)
         small = [p for p in parameters if p.numel() < LARGE]
@@ -42,16 +43,16 @@ class FlatModel:
         self.parameters = self.vector[: self.num_parameters]
         self._counters = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_floating_point()]
         for tensor, view in zip(
-            (*parameters, *statistics), _views(self.vector, (*parameters, *statistics)), strict=True
+            (*parameters, *statistics), views(self.vector, (*parameters, *statistics)), strict=True
         ):
             view.copy_(tensor.detach())
             tensor.data = view
         if not self.vector.isfinite().all():
             raise ValueError("model must start with finite parameters and statistics")
-        for parameter, view in zip(small, _views(self.gradient, small), strict=True):
+        for parameter, view in zip(small, views(self.gradient, small), strict=True):
             parameter.grad = view
         self._pieces = list(_pieces(parameters, self.gradient))
-        self._dropouts = _seed_dropout(module)
+        self.dropouts = _seed_dropout(module)
 
     def load(self, vector: Tensor) -> None:
         """Take over parameters and statistics; integer buffers (BatchNorm's batch counter) start afresh."""
@@ -76,13 +77,13 @@ class FlatModel:
 
     def seed(self, generator: torch.Generator) -> None:
         """Let every dropout layer draw from `generator`."""
-        for dropout in self._dropouts:
+        for dropout in self.dropouts:
             dropout.generator = generator
 
     def parameter_views(self, flat: Tensor) -> dict[str, Tensor]:
         """`flat` (parameter,) seen as tensors with the names and shapes of the module's parameters."""
         names, parameters = zip(*self.module.named_parameters(), strict=True)
-        return dict(zip(names, _views(flat, parameters), strict=True))
+        return dict(zip(names, views(flat, parameters), strict=True))
 
 
 def _pieces(parameters: Sequence[nn.Parameter], gradient: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -100,17 +101,16 @@ def _laid_out(tensor: Tensor) -> Tensor:
     return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
 
 
-def _views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    views, offset = [], 0
-    for tensor in like:
-        part = flat[offset : offset + tensor.numel()]
-        if tensor.dim() == 4:
-            out, into, height, width = tensor.shape
-            views.append(part.view(out, height, width, into).permute(0, 3, 1, 2))
-        else:
-            views.append(part.view(tensor.shape))
-        offset += tensor.numel()
-    return views
+def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """`flat` (number,) seen as tensors with the shapes of `like`, in their order."""
+    return [_view(part, tensor) for part, tensor in zip(flat.split([t.numel() for t in like]), like, strict=True)]
+
+
+def _view(part: Tensor, like: Tensor) -> Tensor:
+    if like.dim() != 4:
+        return part.view(like.shape)
+    out, into, height, width = like.shape
+    return part.view(out, height, width, into).permute(0, 3, 1, 2)
 
 
 class SeededDropout(nn.Module):
@@ -120,12 +120,17 @@ class SeededDropout(nn.Module):
         super().__init__()
         self.p = p
         self.generator: torch.Generator | None = None
+        self.masks: Iterator[Tensor] | None = None  # drawn beforehand, in the order in which they are used
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        keep = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
+        keep = self.draw(x) if self.masks is None else next(self.masks)
         return x * keep / (1 - self.p)
+
+    def draw(self, like: Tensor) -> Tensor:
+        """A mask of that shape, 1 for what is kept; also of that layout, as draws fill memory in its own order."""
+        return torch.empty_like(like, device="cpu").bernoulli_(1 - self.p, generator=self.generator)
 
 
 def _seed_dropout(module: nn.Module) -> list[SeededDropout]:

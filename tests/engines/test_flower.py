@@ -18,7 +18,8 @@ from inprocess_grid import FIRST_NODE, InProcessGrid, federate, flat, run_server
 
 from bcfl.engines.flower.privacy import spent
 from bcfl.engines.flower.records import FLOAT, read_array
-from bcfl.experiment.config import Config, parse_config
+from bcfl.experiment.config import Config, load_config, parse_config
+from bcfl.experiment.problem import load_data
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import RunStoppedError, load_result, start
 from bcfl.experiment.store import RunFolder
@@ -53,6 +54,56 @@ def test_every_method_gives_the_simulators_bits_and_costs(name: str, tmp_path: P
     result = federate(config_of(name), NUM_CLIENTS, tmp_path / "run")
     assert_same(result, expected)
     assert result.history == expected.history  # metrics, changes, agreement with the true groups, work
+
+
+DRIFT = ["data.drift_round=3", "data.drift_share=0.5", "data.rotations=[0, 90]", "data.partition=label(2,2,0.5)"]
+
+
+@pytest.mark.parametrize(("name", "stay"), [("bcfl-g", "none"), ("bcfl-mh-3", "learn"), ("bcfl-g-w", "0.9")])
+def test_drift_and_memory_are_the_simulators(name: str, stay: str, tmp_path: Path) -> None:
+    config = drifting(name, stay)
+    expected = start(config, tmp_path / "simulated", num_workers=1)
+    result = federate(config, NUM_CLIENTS, tmp_path / "run")
+    assert_same(result, expected)
+    assert result.history == expected.history
+    assert result.drift == expected.drift
+    assert result.drift["changed"] == 2
+    assert torch.equal(result.group, expected.group)
+    simulated, told = (RunFolder(tmp_path / name).read("manifest.json") for name in ("simulated", "run"))
+    assert told["drift"] == {key: simulated["drift"][key] for key in ("round", "group")}
+    sizes, source = simulated["num_train"], simulated["drift"]["source"]
+    assert sizes != [sizes[client] for client in source]  # so that the server must learn the new sizes
+
+
+def drifting(name: str, stay: str) -> Config:
+    method = [f"method.name={name}", f"method.stay={stay}", "method.num_clusters=2", "method.scoring_examples=none"]
+    return load_config(None, [*DRIFT, *method, "training.local_steps=5", "experiment.rounds=4"])
+
+
+def test_a_drifting_run_that_stops_after_the_change_goes_on_with_the_new_data(tmp_path: Path) -> None:
+    config, out = drifting("bcfl-mh-3", "learn"), tmp_path / "run"
+    run_config = flat(config, out=str(out), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+
+    def fall_silent(question: Message, answer: Message) -> Message:
+        if settings(question).get("round") == 4:
+            grid.offline = set(grid.contexts)
+            return None  # type: ignore[return-value]
+        return answer
+
+    grid.tamper = fall_silent
+    with pytest.raises((RunStoppedError, ConnectionError)):
+        run_server(grid, run_config)
+    result = federate(config, NUM_CLIENTS, out)
+    expected = start(config, None, num_workers=1)
+    assert_same(result, expected)
+    assert result.history == expected.history
+    assert result.drift == expected.drift
+
+
+def test_a_node_with_data_of_its_own_cannot_simulate_a_change() -> None:
+    with pytest.raises(ValueError, match="the true groups of own clients are not known"):
+        load_data(drifting("bcfl-g", "none"), [(torch.zeros(20, 3), torch.zeros(20, dtype=torch.int64))])
 
 
 @pytest.mark.parametrize("name", ["bcfl-g", "bcfl-mh-3"])
@@ -217,12 +268,12 @@ def test_a_negative_precision_is_refused(tmp_path: Path, caplog: pytest.LogCaptu
     assert "precision must be ≥ 0" in caplog.text
 
 
-@pytest.mark.parametrize("change", ["confusion", "calibration"])
+@pytest.mark.parametrize("change", ["confusion", "calibration", "brier"])
 def test_an_unsound_evaluation_leaves_the_client_out(change: str, tmp_path: Path) -> None:
     def spoil(question: Message, answer: Message) -> Message:
         if question.metadata.message_type == "evaluate" and settings(question)["client"] == 1:
             record = answer.content.array_records["answer"]
-            record[change] = Array(record[change].numpy() + 1)
+            record[change] = Array(record[change].numpy() + 1000)
         return answer
 
     result = federate(config_of("fedavg", 1), NUM_CLIENTS, tmp_path / "run", spoil)
@@ -292,6 +343,52 @@ def test_a_client_that_comes_back_takes_part_again_with_its_old_association(tmp_
     lines = RunFolder.open(tmp_path / "run").lines("associations.jsonl")
     cluster = [line["assignment"][0][2] for line in lines]
     assert cluster[0] == cluster[1] == cluster[2]
+
+
+@pytest.mark.parametrize("name", ["bcfl-g", "bcfl-mh-3", "bcfl-c-3", "ifca"])
+def test_a_client_that_joins_late_is_placed_as_in_the_simulator(name: str, tmp_path: Path) -> None:
+    config = config_of(name)
+    config = dataclasses.replace(
+        config, experiment=dataclasses.replace(config.experiment, joins=((2, 2),), mixture=True)
+    )
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3, min_share=1.0)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    grid.offline = {FIRST_NODE + 2}  # its machine is not even switched on
+
+    def switch_on(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate":
+            grid.offline = set()
+        return answer
+
+    grid.tamper = switch_on
+    run_server(grid, run_config)
+    result, expected = load_result(tmp_path / "run"), start(config, None, num_workers=1)
+    assert_same(result, expected)
+    for mine, other in zip(
+        result.history, expected.history, strict=True
+    ):  # the absent client's true group is not known
+        assert {**mine, "ari": None} == {**other, "ari": None}
+    placed = [line["assignment"][0][2] >= 0 for line in RunFolder.open(tmp_path / "run").lines("associations.jsonl")]
+    assert placed == [False, True, True]
+
+
+def test_a_client_that_nobody_announced_may_join_a_run_that_is_under_way(tmp_path: Path) -> None:
+    config = config_of("bcfl-mh-3")
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    grid.offline = {FIRST_NODE + 2}
+
+    def switch_on(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate":
+            grid.offline = set()
+        return answer
+
+    grid.tamper = switch_on
+    run_server(grid, run_config)
+    lines = RunFolder.open(tmp_path / "run").lines("associations.jsonl")
+    assert [line["assignment"][0][2] >= 0 for line in lines] == [False, True, True]
+    announced = dataclasses.replace(config, experiment=dataclasses.replace(config.experiment, joins=((2, 2),)))
+    assert_same(load_result(tmp_path / "run"), start(announced, None, num_workers=1))
 
 
 def test_a_node_that_is_restarted_under_another_name_is_the_same_client(tmp_path: Path) -> None:

@@ -16,15 +16,17 @@ from torch import Tensor
 
 from bcfl import __version__
 from bcfl.association import align
-from bcfl.data.manifest import manifest, verify_manifest
+from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Simulator
+from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import FROM_PYTHON, Config, parse_config
-from bcfl.experiment.metrics import agreement, summarise
-from bcfl.experiment.problem import Problem, S, Split, model_factory, prepare
+from bcfl.experiment.metrics import agreement, follow_drift, summarise
+from bcfl.experiment.prediction import mixtures
+from bcfl.experiment.problem import Problem, S, Split, model_factory, prepare, split_seed
 from bcfl.experiment.result import Result
 from bcfl.experiment.store import Checkpoint, RunFolder
-from bcfl.federation import Clients, Hypotheses, RoundInfo, Work
+from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
 from bcfl.local import Evaluation
 from bcfl.models import ModelFactory
 
@@ -44,7 +46,9 @@ class Engine(Protocol):
 
     def begin(self, round_index: int) -> CountedClients: ...
 
-    def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]: ...
+    def evaluate(
+        self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0
+    ) -> list[Evaluation | None]: ...
 
 
 class Observer(Protocol):
@@ -66,16 +70,18 @@ def start(
     clients: Sequence[Any] | None = None,
     factory: ModelFactory | None = None,
     num_workers: int | None = None,
+    device: str = "cpu",
     observers: Sequence[Observer] = (),
 ) -> Result:
     """Run from the beginning, into the folder `out` if given; nothing is written before the problem is sound."""
+    find_device(device)
     problem = prepare(config, clients, factory)
-    with _engine(config, problem, num_workers) as engine:
+    with _engine(config, problem, num_workers, device) as engine:
         if out is None:
             return _rounds(config, problem, engine, None, None, observers)
         folder = RunFolder.create(out, config.as_dict())
         with folder.locked(), _resumable(folder, _how_to_resume(config, folder)):
-            _describe(folder, _split(config, problem.data))
+            _describe(folder, _split(config, problem.data), device)
             return _rounds(config, problem, engine, folder, None, observers)
 
 
@@ -85,54 +91,55 @@ def resume(
     clients: Sequence[Any] | None = None,
     factory: ModelFactory | None = None,
     num_workers: int | None = None,
+    device: str = "cpu",
     observers: Sequence[Observer] = (),
 ) -> Result:
     """Go on where the run in `path` was stopped; a complete run is only read."""
+    find_device(device)
     folder = RunFolder.open(path)
     config = parse_config(folder.read("config.json"))
     with folder.locked():
-        checkpoint = _restore(folder)
+        checkpoint = _restore(folder, device)
         if folder.complete and checkpoint and checkpoint.round == config.experiment.rounds:
             return _kept_result(config, folder, checkpoint, factory)
         problem = prepare(config, clients, factory)
         if folder.has("manifest.json"):
             verify_manifest(problem.data, folder.read("manifest.json"))
         with (
-            _engine(config, problem, num_workers) as engine,
+            _engine(config, problem, num_workers, device) as engine,
             _resumable(folder, _how_to_resume(config, folder)),
         ):
             if checkpoint and checkpoint.state.models.mean.shape[1] != engine.layout.length:
                 raise ValueError(f"the model has {engine.layout.length} numbers, but in the run in {path} it had "
                                  f"{checkpoint.state.models.mean.shape[1]}")  # fmt: skip
             if not folder.has("manifest.json"):  # stopped before its first round
-                _describe(folder, _split(config, problem.data))
+                _describe(folder, _split(config, problem.data), device)
             return _rounds(config, problem, engine, folder, checkpoint, observers)
 
 
-def _restore(folder: RunFolder) -> Checkpoint | None:
+def _restore(folder: RunFolder, device: str = "cpu") -> Checkpoint | None:
     """Where the run stands; what its user should know about that is told."""
     checkpoint = folder.restore()
     for note in folder.notes:
         logger.warning(note)
     if folder.has("environment.json"):
-        before, now = folder.read("environment.json"), environment()
+        before, now = {"device": "cpu"} | folder.read("environment.json"), environment(device)
         changed = [f"{key} {before.get(key)} is now {value}" for key, value in now.items() if before.get(key) != value]
         if changed and not folder.complete:
             logger.warning(f"{folder.path}: the environment has changed, results may differ: {', '.join(changed)}")
     return checkpoint
 
 
-def _describe(folder: RunFolder, split: Mapping[str, Any]) -> None:
+def _describe(folder: RunFolder, split: Mapping[str, Any], device: str = "cpu") -> None:
     """Beside its settings, the folder says what the run is made with and who holds what."""
-    folder.write("environment.json", environment())
+    folder.write("environment.json", environment(device))
     folder.write("manifest.json", split)
 
 
 def _split(config: Config, data: FederatedData) -> dict[str, Any]:
     section = config.data
     origin = (section.name, section.partition) if section.factory is None else (data.description, "own")
-    seed = config.experiment.seed if section.seed is None else section.seed
-    return manifest(data, *origin, seed, share_floor=section.share_floor)
+    return manifest(data, *origin, split_seed(config), share_floor=section.share_floor)
 
 
 def _how_to_resume(config: Config, folder: RunFolder) -> str:
@@ -183,10 +190,11 @@ def is_unfinished(path: Path, config: Config) -> bool:
     return folder.has("config.json") and not folder.complete and folder.read("config.json") == config.as_dict()
 
 
-def _engine(config: Config, problem: Problem[FederatedData], num_workers: int | None) -> Simulator:
+def _engine(config: Config, problem: Problem[FederatedData], num_workers: int | None, device: str) -> Simulator:
     experiment = config.experiment
+    participation = experiment.participation()
     return Simulator(
-        problem.factory, problem.data, config.training, experiment.seed, experiment.participation(), num_workers
+        problem.factory, problem.data, config.training, experiment.seed, participation, num_workers, device
     )
 
 
@@ -201,6 +209,7 @@ def _rounds(
     """Round after round from the checkpoint, or from the beginning, to the end."""
     experiment, method = config.experiment, problem.method
     history: list[dict[str, Any]] = []
+    placed: list[Tensor] = []  # where the best hypothesis had every client, round by round
     if checkpoint is None:
         clients = engine.begin(0)
         state, info = method.init(clients), None
@@ -212,17 +221,20 @@ def _rounds(
     else:
         assert folder is not None
         state, engine.momentum, first = checkpoint.state, checkpoint.momentum, checkpoint.round + 1
-        history, info = folder.lines("rounds.jsonl"), _last_info(folder)
+        history, info, placed = folder.lines("rounds.jsonl"), _last_info(folder), _placed(folder)
     for observer in observers if first <= experiment.rounds else ():
         observer.started(config, problem.data, first)
     for index in range(first, experiment.rounds + 1):
         began, before = time.perf_counter(), state.assignment[0]
         clients = engine.begin(index)
         state, info = method.round(state, clients)
+        placed.append(state.assignment[0])
         record: dict[str, Any] = {"round": index, "work": clients.work.as_dict()}
-        record |= _association_record(state, before, problem.data)
+        record |= _association_record(state, before, problem.data.group_in(index))
         if index % experiment.evaluate_every == 0 or index == experiment.rounds:
-            record |= summarise(engine.evaluate(*state.predictors()))
+            record |= summarise(engine.evaluate(*state.points(), index))
+            if experiment.mixture:
+                record["mixture"] = summarise(engine.evaluate(*mixtures(state, info), index))
         history.append(record)
         seconds = time.perf_counter() - began
         if folder:
@@ -233,13 +245,16 @@ def _rounds(
                 folder.save_checkpoint(Checkpoint(index, state, engine.momentum))
         for observer in observers:
             observer.round_done(record, seconds)
-    result = Result(config, state, info, history, problem.factory, problem.data.group, folder.path if folder else None)
+    groups = [problem.data.group_in(index) for index in range(1, experiment.rounds + 1)]
+    drift = _drift(config, placed, groups)
+    path = folder.path if folder else None
+    result = Result(config, state, info, history, problem.factory, groups[-1], path, drift)
     if folder and not folder.complete:
         folder.write("result.json", result.summary())
     return result
 
 
-def _association_record(state: Hypotheses, before: Tensor, data: Split) -> dict[str, Any]:
+def _association_record(state: Hypotheses, before: Tensor, group: Tensor | None) -> dict[str, Any]:
     """How the best hypothesis' assignment stands: what changed, and whether it agrees with the true groups."""
     now = state.assignment[0]
     num_clusters = max(state.num_clusters, int(max(now.max(), before.max())) + 1)
@@ -248,7 +263,7 @@ def _association_record(state: Hypotheses, before: Tensor, data: Split) -> dict[
         "num_hypotheses": len(state.log_weight),
         "num_beliefs": len(state.models),
         "changes": int((same_numbers[0] != same_numbers[1]).sum()),
-        "ari": None if data.group is None else agreement(now, data.group),
+        "ari": None if group is None else agreement(now, group),
     }
 
 
@@ -273,6 +288,19 @@ def _last_info(folder: RunFolder) -> RoundInfo | None:
     )
 
 
+def _placed(folder: RunFolder) -> list[Tensor]:
+    """Where the best hypothesis had every client, round by round."""
+    return [torch.tensor(line["assignment"][0]) for line in folder.lines("associations.jsonl")]
+
+
+def _drift(config: Config, placed: Sequence[Tensor], groups: Sequence[Tensor | None]) -> dict[str, Any] | None:
+    """How the run followed a change of the true groups; None without one, or where there is nothing to associate."""
+    known = [group for group in groups if group is not None]
+    if config.data.drift_round is None or len(known) < len(groups) or config.method.get("num_clusters", 1) == 1:
+        return None
+    return follow_drift(torch.stack(list(placed)), torch.stack(known))
+
+
 def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
     """The result of a complete run, read from its folder; no data set is needed."""
     folder = RunFolder.open(path)
@@ -288,19 +316,21 @@ def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
 
 
 def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, factory: ModelFactory | None) -> Result:
-    group = folder.read("manifest.json")["group"]
+    kept = folder.read("manifest.json")
+    groups = [groups_in(kept, index) for index in range(1, config.experiment.rounds + 1)]
     return Result(
         config,
         checkpoint.state,
         _last_info(folder),
         folder.lines("rounds.jsonl"),
         factory or model_factory(config),
-        None if group is None else torch.tensor(group),
+        groups[-1],
         folder.path,
+        _drift(config, _placed(folder), groups),
     )
 
 
-def environment() -> dict[str, str]:
+def environment(device: str = "cpu") -> dict[str, str]:
     """What the run was made with, for whoever wants to repeat it."""
     return {
         "bcfl": __version__,
@@ -309,4 +339,5 @@ def environment() -> dict[str, str]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "processor": platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
     }
