@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from measure import Row, best_seconds, main, peak_bytes, row
+from measure import Row, best_seconds, peak_bytes, row
 from torch import Tensor
 
 from bcfl.association import k_best_assignments
@@ -33,7 +33,7 @@ def k_best_time() -> Row:
 def k_best_memory() -> Row:
     # With many rows the peak is the result's own allocation, with few it is the search: the worse of the two counts.
     size = NUM_CLIENTS * NUM_CLUSTERS * 4
-    beyond = max(peak_bytes(partial(_k_best, k)) - k * (NUM_CLIENTS + 1) * 8 for k in (2, K_BEST))
+    beyond = max(peak_bytes(partial(_k_best, k))[0] - k * (NUM_CLIENTS + 1) * 8 for k in (2, K_BEST))
     note = f"beyond the result, whose dense int64 rows are k·C·8 = {K_BEST * NUM_CLIENTS * 8 / 1e6:.0f} MB"
     return row(f"{K_BEST}-best, 10⁶ clients × {NUM_CLUSTERS}: memory", beyond / size, 3, "cost matrices", note)
 
@@ -45,7 +45,7 @@ def _k_best(k: int) -> Callable[[], object]:
 
 
 def fusion_memory() -> Row:
-    vectors = peak_bytes(_fusion) / (NUM_PARAMETERS * 4)
+    vectors = peak_bytes(_fusion)[0] / (NUM_PARAMETERS * 4)
     note = "beyond the prior and one posterior at a time; the fused belief's own two vectors are counted"
     return row(f"fusing {NUM_POSTERIORS} × 26 million parameters: memory", vectors, 4, "vectors", note)
 
@@ -63,7 +63,3 @@ def _fusion() -> Callable[[], object]:
             yield Gaussian(mean.fill_(j), precision.fill_(2 + j))
 
     return lambda: fuse(arriving(), prior, "exact")
-
-
-if __name__ == "__main__":
-    main(rows, __doc__)

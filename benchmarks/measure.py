@@ -1,7 +1,5 @@
 """Time and memory as ratios measured in one run, so that a figure means the same on every machine."""
 
-import argparse
-import json
 import multiprocessing
 import re
 import time
@@ -30,26 +28,26 @@ def best_seconds(*operations: Callable[[], object], repeats: int) -> list[float]
     return best
 
 
-def peak_bytes(prepare: Callable[[], Callable[[], object]]) -> int:
+def peak_bytes(prepare: Callable[[], Callable[[], Any]], tell: Callable[[Any], Any] = type) -> tuple[int, Any]:
     """The most memory that `prepare()()` holds at any moment beyond what `prepare` left, its result included.
 
-    The operating system counts: Linux keeps the high-water mark of resident memory and resets it on request, so
-    nothing is missed between samples and no allocator is trusted to report itself. A fresh process per
-    measurement, because memory that an earlier one freed but did not return would be used again unseen.
+    Also what `tell` has to say of the result, by default its type. The operating system counts: Linux keeps the
+    high-water mark of resident memory and resets it on request, so nothing is missed between samples and no allocator
+    is trusted to report itself. A fresh process per measurement, because memory that an earlier one freed but did not
+    return would be used again unseen.
     """
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        return pool.apply(_peak_bytes_here, (prepare,))
+        return pool.apply(_peak_bytes_here, (prepare, tell))
 
 
-def _peak_bytes_here(prepare: Callable[[], Callable[[], object]]) -> int:
+def _peak_bytes_here(prepare: Callable[[], Callable[[], Any]], tell: Callable[[Any], Any]) -> tuple[int, Any]:
     operation = prepare()
     Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to the present size
     before = _status_bytes("VmRSS")
     result = operation()
     peak = _status_bytes("VmHWM")
-    del result
-    return peak - before
+    return peak - before, tell(result)
 
 
 def _status_bytes(field: str) -> int:
@@ -59,21 +57,13 @@ def _status_bytes(field: str) -> int:
     return int(found[1]) * 1024
 
 
-def main(rows: Callable[[], list[Row]], description: str) -> None:
-    """Prints the table; with --json also writes the rows to a file."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    arguments = parser.parse_args()
-    measured = rows()
-    show(measured)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(measured, indent=2, ensure_ascii=False) + "\n")
-
-
-def show(rows: Sequence[Row]) -> None:
+def show(rows: Sequence[Row], before: Sequence[Row]) -> None:
+    """Print the figures, each beside its value of the time before."""
+    previous = {row["name"]: f"{row['value']:.2f}" for row in before}
     width = max(len(row["name"]) for row in rows)
+    print(f"{'':<{width}}    now  before")
     for row in rows:
-        figure = f"{row['value']:6.2f}  target ≤ {row['target']:g} {row['unit']}"
-        print(f"{row['name']:<{width}}  {figure}  {row['verdict']}")
-        if row["note"]:
-            print(f"{'':<{width}}  {row['note']}")
+        was = previous.get(row["name"], "-")
+        figure = f"{row['value']:6.2f}  {was:>6}  target ≤ {row['target']:.3g} {row['unit']}"
+        print(f"{row['name']:<{width}} {figure}  {row['verdict']}")
+        print(f"{'':<{width}}  {row['note']}")

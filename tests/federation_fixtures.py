@@ -27,7 +27,9 @@ def numbered(name: str) -> list[str]:
     return [n + suffix for n in names for suffix in (("", "-w") if re.match("bcfl-", name) else ("",))]
 
 
+# An option that changes what a state holds is tested as if it were a method of its own.
 METHOD_NAMES = [name for entry in METHODS for name in numbered(entry)]
+METHOD_NAMES += [f"{name} stay=learn" for name in ("bcfl-g", "bcfl-c-2", "bcfl-mh-3")]
 OPTIONS = {"num_clusters": 2, "scoring_examples": 16, "selection": 3}
 
 
@@ -142,7 +144,7 @@ class ConjugateClients:
             yield self._posterior(models[belief], belief, j, strength, jobs.curvature)
 
     def fit_best(
-        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
     ) -> Iterator[Choice]:
         best = self.score(models.mean).argmax(1).tolist()
         for j in self.present.nonzero()[:, 0].tolist():

@@ -11,7 +11,7 @@ import pytest
 import bcfl
 
 ROOT = Path(bcfl.__file__).parent
-MATHS = {"association", "evidence", "gaussian", "racing", "randomness"}
+MATHS = {"association", "evidence", "gaussian", "partitions", "predictive", "racing", "randomness", "transition"}
 CONTRACT = MATHS | {"federation"}
 LEARNING = CONTRACT | {"data", "local", "models"}
 RUNNING = LEARNING | {"engines", "experiment", "methods"}
@@ -23,7 +23,10 @@ ALLOWED: dict[str, set[str]] = {
     "association": set(),
     "racing": {"association"},
     "evidence": {"gaussian"},
-    "conceptual": {"association", "gaussian"},
+    "transition": {"evidence"},
+    "predictive": {"evidence", "gaussian"},
+    "partitions": set(),
+    "conceptual": {"association", "gaussian", "partitions"},
     "federation": {"gaussian"},
     "models": {"randomness"},
     "local": {"gaussian", "models"},
@@ -35,7 +38,8 @@ ALLOWED: dict[str, set[str]] = {
     "deploy": RUNNING,
     "flower_app": RUNNING | {"deploy"},
     "door": RUNNING,
-    "commands": RUNNING | {"deploy", "door", "report"},
+    "progress": RUNNING,
+    "commands": RUNNING | {"deploy", "door", "progress", "report"},
     "cli": {"commands"},
     "__main__": {"cli"},
     "__init__": {"door", "experiment"},  # for type checkers, and by name when first asked for

@@ -271,6 +271,17 @@ def test_run_shows_who_is_where_and_keeps_everything(own_folder: Path, capsys: p
     assert output.err == ""
 
 
+def test_a_race_says_what_it_saved(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = settings(method__name="bcfl-g", method__scoring_examples="100", method__racing="0.1")
+    assert call(["run", *arguments, "--quiet", "--out", "run"]) == 0
+    said = capsys.readouterr().out
+    work = json.loads((own_folder / "run" / "result.json").read_text())["work"]
+    in_full = work["scored_examples"] + work["spared_examples"]
+    assert f"racing: {work['scored_examples']:,} scored examples instead of {in_full:,}" in said
+    assert call(["run", *settings(), "--quiet"]) == 0
+    assert "racing" not in capsys.readouterr().out
+
+
 def test_every_client_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = settings(experiment__clients_per_round="3", experiment__rounds="1")
     assert call(["run", *arguments, "--quiet"]) == 0
@@ -353,7 +364,13 @@ def test_compare_prints_mean_and_deviation_and_runs_nothing_twice(
     output = capsys.readouterr()
     assert "mean ± sd over seeds" in output.out
     assert len(re.findall(r"0\.\d{3} ± 0\.\d{3}", output.out)) >= 4
-    assert output.err.splitlines()[0] == "[1/4] fedavg seed 0, 8 clients, rounds 1 to 2"
+    first, second, *_, last = output.err.splitlines()
+    assert first == "[1/4] fedavg seed 0, 8 clients, rounds 1 to 2"
+    assert re.fullmatch(
+        r"\[1/4\] fedavg seed 0, round 1/2  accuracy 0\.\d{3}  \d moved  \|  "
+        r"all: 0 of 4 runs, 1 of 8 rounds, about \d+ s left, 2 runs' share guessed from other methods", second
+    )  # fmt: skip
+    assert last.endswith("all: 4 of 4 runs, 8 of 8 rounds, about 0 s left")
     assert len(list(Path("all").iterdir())) == 4
     monkeypatch.setattr("bcfl.experiment.run.Simulator", None)
     assert call(arguments) == 0
@@ -372,6 +389,27 @@ def test_sweep_lists_and_runs_what_its_file_describes(own_folder: Path, capsys: 
     assert [run["seed"] for run in json.loads(capsys.readouterr().out)] == [0, 1]
     assert call(["sweep", "a.toml", *settings(), "--dry-run"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["done"] * 2
+
+
+def test_a_sweep_names_what_varies(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.toml").write_text(
+        '[sweep]\nmethods = ["fedavg", "bcfl-g"]\nseeds = [0, 1]\nvary = { "method.fusion" = ["exact", "geometric"] }\n'
+    )
+    assert call(["sweep", "a.toml", *settings()]) == 0
+    output = capsys.readouterr()
+    assert "[2/6] bcfl-g fusion exact seed 0, 8 clients" in output.err
+    head, *rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in output.out.splitlines()
+                   if line[:1] in "│┃"]  # fmt: skip
+    assert head[:3] == ["method", "fusion", "accuracy"]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [
+        ("fedavg", "", "2"), ("bcfl-g", "exact", "2"), ("bcfl-g", "geometric", "2")
+    ]  # fmt: skip
+    assert call(["sweep", "a.toml", *settings(), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(run["seed"], run["settings"]) for run in shown] == [
+        (seed, own) for seed in (0, 1) for own in ({}, {"method.fusion": "exact"}, {"method.fusion": "geometric"})
+    ]
+    assert all(Path(run["path"], "result.json").is_file() for run in shown)
 
 
 @pytest.mark.parametrize(("what", "things"), [("methods", METHODS), ("datasets", DATASETS), ("models", MODELS)])
@@ -416,20 +454,35 @@ def test_help_does_not_wait_for_torch() -> None:
 @pytest.mark.slow
 def test_a_terminal_sees_a_bar(own_folder: Path) -> None:
     """Round, accuracy, changes and time left, on a real pseudo-terminal."""
+    text = _on_a_terminal(["run", *settings(experiment__rounds="8"), "--out", "run"])
+    assert "━" in text
+    assert "8/8" in text
+    assert re.search(r"0:00:\d\d", text)
+    assert re.search(r"accuracy 0\.\d{3}  \d moved", text)
+
+
+@pytest.mark.slow
+def test_a_terminal_sees_a_whole_sweep(own_folder: Path) -> None:
+    text = _on_a_terminal(["compare", *settings(), "--methods", "fedavg,ifca", "--seeds", "0,1"])
+    assert "all, 0 of 4 runs done" in text
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)  # colours
+    assert re.search(r"1/8 about \d+ s left, 2 runs' share guessed from other methods", text)
+    assert re.search(r"\[4/4\] ifca seed 1 +━+ 2/2 accuracy 0\.\d{3}", text)
+    assert "8/8 about 0 s left" in text
+
+
+def _on_a_terminal(arguments: list[str]) -> str:
+    """What a command shows on a pseudo-terminal."""
     master, slave = os.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160"}
-    arguments = [sys.executable, "-m", "bcfl", "run", *settings(experiment__rounds="8"), "--out", "run"]
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=slave, env=environment)
+    command = [sys.executable, "-m", "bcfl", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=slave, env=environment)
     os.close(slave)
     shown = b""
     while chunk := _read(master):
         shown += chunk
     assert process.wait() == 0
-    text = shown.decode()
-    assert "━" in text
-    assert "8/8" in text
-    assert re.search(r"0:00:\d\d", text)
-    assert re.search(r"accuracy 0\.\d{3}  \d moved", text)
+    return shown.decode()
 
 
 def _read(terminal: int) -> bytes:

@@ -359,6 +359,13 @@ def test_merge_with_flat_and_point_components() -> None:
     assert merged.precision[0] == 0
 
 
+def test_a_component_that_float32_rounds_to_nothing_says_nothing() -> None:
+    """Weights of the pure posterior are as small as e⁻¹⁰⁶: not 0 in float64, but 0 in the beliefs' own float32."""
+    components = Gaussian(torch.tensor([[1.0, 2.0], [5.0, 2.0]]), torch.tensor([[4.0, 0.0], [1.0, 0.0]]))
+    merged = merge(components, vector(0.0, -106.0))
+    assert_identical(merged, components[0])
+
+
 def test_a_component_without_weight_says_nothing() -> None:
     components = stack([random_belief(21, 2), flat(vector(9, 9))])
     assert_close(merge(components, vector(0.0, -inf)), components[0], 1e-15)

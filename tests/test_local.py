@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bcfl import local
 from bcfl.gaussian import Fusion, Gaussian, flat
 from bcfl.local import Examples, Training
-from bcfl.models import FlatModel, build
+from bcfl.models import LARGE, FlatModel, build
 from bcfl.randomness import generator
 
 FULL = Training(learning_rate=0.5, momentum=0.9, batch_size=10_000, local_steps=2000, momentum_state="fresh")
@@ -368,7 +368,8 @@ def test_an_overflow_is_the_worst_score_and_not_a_nan() -> None:
     assert values[0].eq(local.FLOOR).any()
     assert values.isfinite().all()
     assert torch.allclose(values[1], -torch.log(torch.tensor(3.0)))
-    evaluation = local.evaluate(model, vectors[0], examples, NUM_CLASSES)
+    log_p = local.log_probabilities(model, vectors[:1], examples, torch.arange(30))[0]
+    evaluation = local.evaluate(log_p, examples.y, NUM_CLASSES)
     assert int(evaluation.confusion.sum()) == 30
     assert np.isfinite(evaluation.log_likelihood)
     assert evaluation.calibration.isfinite().all()
@@ -379,7 +380,8 @@ def test_evaluation_by_hand() -> None:
     model = FlatModel(build(network, 0))
     vector = trained_vector(model, examples)
     model.module.train()  # whatever was done before
-    found = local.evaluate(model, vector, examples, NUM_CLASSES)
+    predictions = local.log_probabilities(model, vector[None], examples, torch.arange(100))[0]
+    found = local.evaluate(predictions, examples.y, NUM_CLASSES)
     assert torch.equal(model.vector, vector)
     log_p = torch.empty(100, NUM_CLASSES, dtype=torch.float64)
     with torch.no_grad():
@@ -423,3 +425,15 @@ def test_check_model_tells_classes_and_global_draws() -> None:
 def test_check_model_refuses_what_does_not_fit(module: nn.Module, num_classes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         local.check_model(FlatModel(module), tiny_examples(), num_classes)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("length", [LARGE, LARGE + 64, LARGE + 5, 1000])
+def test_a_step_has_the_bits_of_its_plain_operations(length: int, momentum: float) -> None:
+    draws = generator(0, "step", length)
+    theta, velocity, gradient = (torch.randn(length, generator=draws) ** 5 for _ in range(3))
+    expected_velocity = velocity * momentum + gradient
+    expected = theta.sub(expected_velocity, alpha=0.03)
+    local._descend(theta, velocity, gradient, Training(learning_rate=0.03, momentum=momentum))
+    assert torch.equal(velocity, expected_velocity)
+    assert torch.equal(theta, expected)

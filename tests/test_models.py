@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bcfl.models import MODELS, FlatModel, SeededDropout, build, look_up
+from bcfl.models import LARGE, MODELS, FlatModel, SeededDropout, build, look_up
 from bcfl.randomness import generator
 
 
@@ -77,6 +77,25 @@ def test_gradients_are_views_of_one_vector() -> None:
         assert torch.allclose(views[name], expected.grad, atol=1e-6), name
     model.gradient.zero_()
     assert not any(p.grad.any() for p in model.module.parameters())
+
+
+def test_large_gradients_are_taken_piece_by_piece() -> None:
+    def with_large() -> nn.Module:
+        layers = [nn.Conv2d(3, 4, 2), nn.Conv2d(4, 600, (11, 12)), nn.Flatten(), nn.Linear(600, 500), nn.Linear(500, 2)]
+        return nn.Sequential(*layers)
+
+    model, plain = FlatModel(build(with_large, 0)), build(with_large, 0)
+    x, labels = torch.randn(3, 3, 12, 13, generator=generator(0)), torch.tensor([0, 1, 0])
+    for _ in range(2):  # the second is not added to the first
+        found = torch.full((model.num_parameters,), torch.nan)
+        for place, gradient in model.gradients(F.cross_entropy(model.module(x), labels)):
+            found[place] = gradient
+    F.cross_entropy(plain(x), labels).backward()
+    for name, parameter in plain.named_parameters():
+        assert torch.allclose(model.parameter_views(found)[name], parameter.grad, atol=1e-6), name
+    assert len(model.gradient) == sum(p.numel() for p in plain.parameters() if p.numel() < LARGE)
+    total = sum(float(gradient.sum()) for _, gradient in model.gradients(model.module[0].weight.sum()))
+    assert total == model.module[0].weight.numel()  # parameters that have no part in the loss have no gradient
 
 
 def test_convolution_weights_lie_channels_last() -> None:

@@ -5,10 +5,10 @@
 `python -m pydoc bcfl.train` tells more; the command line is `bcfl --help`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # not from typing, whose import takes longer than all that `bcfl --help` does
 if TYPE_CHECKING:
+    from typing import Any
+
     from bcfl.door import load, train
     from bcfl.experiment.result import Result
 
@@ -18,8 +18,10 @@ __all__ = ["Result", "__version__", "load", "train"]
 _HOME = {"train": "bcfl.door", "load": "bcfl.door", "Result": "bcfl.experiment.result"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     # Importing torch takes seconds: `bcfl --help` and shell completion must not wait for it.
     if name in _HOME:
+        import importlib
+
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'bcfl' has no attribute {name!r}")

@@ -310,20 +310,25 @@ def marginals(assignment: Tensor, log_weight: Tensor, num_clusters: int) -> Tens
     return probability
 
 
-def align(assignment: Tensor, num_clusters: int) -> Tensor:
-    """The same groupings with each hypothesis' clusters renumbered to agree most with the first hypothesis.
+def renumbering(assignment: Tensor, num_clusters: int) -> Tensor:
+    """What each hypothesis' clusters are called in the first hypothesis, so that the two agree most.
 
     Trajectories from different starts number their clusters differently; what they say together is only visible
     once cluster 2 means the same in all of them.
-    """  # (hypothesis, client) -> cluster of the first hypothesis
-    reference, aligned = assignment[0], []
+    """  # (hypothesis, cluster) -> cluster of the first hypothesis
+    reference, names = assignment[0], []
     for row in assignment:
         both = (row >= 0) & (reference >= 0)
         pairs = row[both] * num_clusters + reference[both]
         overlap = torch.bincount(pairs, minlength=num_clusters**2).view(num_clusters, num_clusters)
-        _, new_index = scipy.optimize.linear_sum_assignment(overlap.numpy(), maximize=True)
-        aligned.append(torch.where(row >= 0, torch.from_numpy(new_index)[row.clamp(min=0)], row))
-    return torch.stack(aligned)
+        names.append(torch.from_numpy(scipy.optimize.linear_sum_assignment(overlap.numpy(), maximize=True)[1]))
+    return torch.stack(names)
+
+
+def align(assignment: Tensor, num_clusters: int) -> Tensor:
+    """The same groupings with each hypothesis' clusters renumbered as in `renumbering`."""
+    renumbered = renumbering(assignment, num_clusters).gather(1, assignment.clamp(min=0))
+    return torch.where(assignment >= 0, renumbered, assignment)  # (hypothesis, client) -> cluster of the first
 
 
 def co_association(assignment: Tensor, log_weight: Tensor) -> Tensor:

@@ -1,11 +1,16 @@
 """The command line: parses, calls, prints. Everything heavy is imported only once a command needs it."""
 
 import argparse
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NoReturn
+
+# pathlib and typing come late as well: each takes longer to import than this module.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any, NoReturn
 
 EXAMPLES = """\
 examples:
@@ -15,6 +20,8 @@ examples:
   bcfl compare --methods fedavg,bcfl-g,bcfl-mh-3 --seeds 0,1,2
   bcfl resume runs/a                                go on after a stop, to the same result
   bcfl report runs                                  one page that shows what happened
+  bcfl associate runs/a --data mine.npz             where does a client that was never seen belong?
+  bcfl evaluate runs/a                              how good are a run's predictions as probabilities?
   bcfl demo                                         a guided tour
   bcfl deploy local --clients 5                     a real federation of processes, on this machine
   bcfl list methods
@@ -68,16 +75,41 @@ TABLE_EXAMPLES = """\
 examples:
   bcfl table runs --format latex > table.tex
 """
+ASSOCIATE_EXAMPLES = """\
+examples:
+  bcfl associate runs/a --data mine.npz
+  bcfl associate runs/a --data mine.npz --examples 32 --save mine.safetensors --json
+"""
+EVALUATE_EXAMPLES = """\
+examples:
+  bcfl evaluate runs/a
+  bcfl evaluate runs/a --beliefs last_layer --prior-precision 100 --out predictive.json
+"""
 DEMO_EXAMPLES = """\
 examples:
   bcfl demo
 """
 
 
+class _Form(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal, which argparse would ask of a module that imports all of Python's archive formats."""
+
+    def __init__(self, prog: str):
+        columns = os.environ.get("COLUMNS", "")
+        try:
+            width = int(columns) if columns.isdecimal() else os.get_terminal_size(1).columns
+        except OSError:  # no terminal
+            width = 80
+        super().__init__(prog, width=(width or 80) - 2)
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, like everything else here."""
 
-    def error(self, message: str) -> NoReturn:
+    def __init__(self, **options: "Any"):
+        super().__init__(formatter_class=_Form, **options)
+
+    def error(self, message: str) -> "NoReturn":
         self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
 
 
@@ -86,28 +118,26 @@ def build_parser() -> argparse.ArgumentParser:
         prog="bcfl",
         description="Bayesian clustered federated learning: which client belongs where, and how sure are we.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def add(name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
-        form = argparse.RawDescriptionHelpFormatter
         text = textwrap.fill(description, 100)
-        return commands.add_parser(name, help=summary, description=text, epilog=examples, formatter_class=form)
+        return commands.add_parser(name, help=summary, description=text, epilog=examples)
 
     run = add("run", "train one federation", "Train one federation.", RUN_EXAMPLES)
     run.add_argument(
-        "config", nargs="?", type=Path, metavar="FILE.toml", help="settings (default: the bundled example)"
+        "config", nargs="?", type=_path, metavar="FILE.toml", help="settings (default: the bundled example)"
     )
     _add_settings(run)
     run.add_argument("--seed", type=int, metavar="N", help="the run's seed (experiment.seed)")
-    run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/…)")
+    run.add_argument("--out", type=_path, metavar="DIR", help="the run's folder (default: runs/…)")
     _add_live(run)
     _add_output(run)
 
     resume = add("resume", "continue a stopped run", "Continue a stopped run.", RESUME_EXAMPLES)
-    resume.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    resume.add_argument("run", type=_path, metavar="RUN", help="the run's folder")
     _add_live(resume)
     _add_output(resume)
 
@@ -118,27 +148,24 @@ def build_parser() -> argparse.ArgumentParser:
         "again; a stopped comparison goes on where it was.",
         COMPARE_EXAMPLES,
     )
-    compare.add_argument("config", nargs="?", type=Path, metavar="FILE.toml", help="settings shared by all runs")
+    compare.add_argument("config", nargs="?", type=_path, metavar="FILE.toml", help="settings shared by all runs")
     _add_settings(compare)
     compare.add_argument("--methods", required=True, metavar="A,B,…", help="methods, as in `bcfl list methods`")
     compare.add_argument("--seeds", default="0", metavar="0,1,…", help="seeds (default: 0)")
-    compare.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: runs)"
-    )
+    _add_many(compare)
     _add_output(compare)
 
     sweep = add(
         "sweep",
         "all runs of experiment files",
-        "Run every combination that experiment files describe in their [sweep] sections, one after the other. What is "
-        "already done is not run again; a stopped sweep goes on where it was.",
+        "Run every combination that experiment files describe in their [sweep] sections, the first seed of all before "
+        "the second of any. What is already done is not run again; a stopped sweep goes on where it was; several "
+        "sweeps may share a folder.",
         SWEEP_EXAMPLES,
     )
-    sweep.add_argument("configs", nargs="+", type=Path, metavar="FILE.toml", help="experiment files")
+    sweep.add_argument("configs", nargs="+", type=_path, metavar="FILE.toml", help="experiment files")
     _add_settings(sweep)
-    sweep.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: runs)"
-    )
+    _add_many(sweep)
     sweep.add_argument("--dry-run", action="store_true", help="only list the runs, and which of them are done")
     _add_output(sweep)
 
@@ -146,6 +173,7 @@ def build_parser() -> argparse.ArgumentParser:
     listing.add_argument("what", choices=("methods", "datasets", "models"))
     listing.add_argument("--json", action="store_true", help="print JSON")
     _add_looking(add)
+    _add_predicting(add)
     _add_deploying(add)
     return parser
 
@@ -155,18 +183,74 @@ def _add_looking(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -
     text = "One page with everything about a run, or about several side by side; it needs no network."
     report = add("report", "see what happened: one HTML page", text, REPORT_EXAMPLES)
     figures = add("figures", "figures for papers", "Every figure of a run as PNG, SVG and PDF.", FIGURES_EXAMPLES)
-    table = add("table", "tables for papers", "Mean ± standard deviation over seeds, a row a method.", TABLE_EXAMPLES)
+    table = add(
+        "table",
+        "tables for papers",
+        "Mean ± standard deviation over seeds, a row a method and combination of settings that vary.",
+        TABLE_EXAMPLES,
+    )
     for parser in (report, figures, table):
-        parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of run folders")
-    report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
-    figures.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR", help="default: figures")
+        parser.add_argument("runs", nargs="+", type=_path, metavar="RUN", help="run folders, or folders of run folders")
+    report.add_argument("--out", type=_path, default="report.html", metavar="FILE", help="default: report.html")
+    figures.add_argument("--out", type=_path, default="figures", metavar="DIR", help="default: figures")
     figures.add_argument("--formats", default="png,svg,pdf", metavar="A,B,…", help="default: png,svg,pdf")
     table.add_argument("--format", choices=("markdown", "csv", "latex"), default="markdown", help="default: markdown")
 
     demo = add("demo", "a guided tour of two minutes", "A guided tour that ends with a report.", DEMO_EXAMPLES)
-    demo.add_argument("--out", type=Path, metavar="DIR", help="a new folder (default: bcfl-demo)")
+    demo.add_argument("--out", type=_path, metavar="DIR", help="a new folder (default: bcfl-demo)")
     demo.add_argument("--no-pause", action="store_true", help="do not wait for Enter between the parts")
     demo.add_argument("--workers", type=_positive, metavar="N", help="threads that train clients (default: all cores)")
+
+
+def _add_predicting(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
+    """The commands that use what a run has learnt."""
+    text = (
+        "How likely a client that the run has never seen belongs to each cluster, by scoring a few of its examples; "
+        "nothing is trained. FILE.npz holds x, (example, …) numbers prepared as the run's own data were, and y, "
+        "(example,) whole-numbered labels."
+    )
+    associate = add("associate", "where a newcomer belongs", text, ASSOCIATE_EXAMPLES)
+    associate.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
+    associate.add_argument(
+        "--data", type=_path, required=True, metavar="FILE.npz", help="the newcomer's examples: x and y"
+    )
+    associate.add_argument("--examples", type=_positive, metavar="N", help="use the first N (default: all)")
+    associate.add_argument(
+        "--temperature",
+        default="none",
+        metavar="T",
+        help="log-likelihoods are divided by it: none (1, the posterior; the default), per_example, or a number",
+    )
+    associate.add_argument(
+        "--prior",
+        choices=("uniform", "size"),
+        default="uniform",
+        help="before any example: all clusters alike (the default), or by their numbers of clients",
+    )
+    associate.add_argument(
+        "--save", type=_path, metavar="FILE.safetensors", help="write the most likely cluster's model"
+    )
+    associate.add_argument("--json", action="store_true", help="print JSON")
+
+    text = (
+        "NLL, Brier score, ECE and accuracy at coverage over all clients' test data, of each client's best model and "
+        "of its predictive mixture over hypotheses and, with --beliefs, over each belief. Needs the run's data."
+    )
+    evaluate = add("evaluate", "how good predictions are as probabilities", text, EVALUATE_EXAMPLES)
+    evaluate.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
+    kinds = ("mean", "samples", "sigma", "last_layer")
+    evaluate.add_argument(
+        "--beliefs", choices=kinds, default="mean", help="what stands for a belief (default: its mean)"
+    )
+    evaluate.add_argument("--samples", type=_positive, default=16, metavar="N", help="draws per belief (default: 16)")
+    evaluate.add_argument(
+        "--prior-precision",
+        default="1000",
+        metavar="X",
+        help="added to the beliefs' precision (default: 1000); auto: chosen on validation data (data.validation)",
+    )
+    evaluate.add_argument("--out", type=_path, metavar="FILE.json", help="write all of it, with the coverage curve")
+    evaluate.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_deploying(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
@@ -176,14 +260,14 @@ def _add_deploying(add: Callable[[str, str, str, str], argparse.ArgumentParser])
     places = deploy.add_subparsers(dest="place", metavar="WHERE", required=True)
     local = places.add_parser("local", help="on this machine: server, clients and a run, until it is done")
     folder = places.add_parser("init", help="a folder for several machines: settings, certificates, keys, scripts")
-    folder.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    folder.add_argument("folder", type=_path, metavar="DIR", help="a new folder")
     for parser in (local, folder):
-        parser.add_argument("config", nargs="?", type=Path, metavar="FILE.toml", help="settings")
+        parser.add_argument("config", nargs="?", type=_path, metavar="FILE.toml", help="settings")
         parser.add_argument("--clients", type=_positive, default=4, metavar="N", help="number of clients (default: 4)")
         parser.add_argument("--seed", type=int, metavar="N", help="the run's seed (experiment.seed)")
         parser.add_argument("--insecure", action="store_true", help="no TLS and no keys; refused beyond this machine")
         _add_settings(parser)
-    local.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/…)")
+    local.add_argument("--out", type=_path, metavar="DIR", help="the run's folder (default: runs/…)")
     local.add_argument("--json", action="store_true", help="print JSON instead of tables")
     local.add_argument("--quiet", action="store_true", help="no progress")
     _add_live(local)
@@ -193,7 +277,7 @@ def _add_deploying(add: Callable[[str, str, str, str], argparse.ArgumentParser])
 
 
 def _add_live(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="follow it in TensorBoard: event files in DIR")
+    parser.add_argument("--tensorboard", type=_path, metavar="DIR", help="follow it in TensorBoard: event files in DIR")
     parser.add_argument("--mlflow", metavar="URI|DIR", help="follow it in MLflow: a server, or a data base in DIR")
 
 
@@ -205,6 +289,13 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         metavar="SECTION.KEY=VALUE",
         help="change one setting; sections: data, model, method, training, experiment",
+    )
+
+
+def _add_many(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=_path, default="runs", metavar="DIR", help="folder of all runs (default: runs)")
+    parser.add_argument(
+        "--jobs", type=_positive, metavar="N", help="runs side by side (default: what keeps all cores busy)"
     )
 
 
@@ -220,6 +311,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _path(text: str) -> "Path":
+    from pathlib import Path
+
+    return Path(text)
 
 
 def _positive(text: str) -> int:

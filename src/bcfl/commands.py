@@ -3,81 +3,34 @@
 import importlib
 import importlib.util
 import json
-import os
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bcfl.data.datasets import DATASETS
 from bcfl.experiment.config import Config, load_config
-from bcfl.experiment.problem import Split
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import Observer, RunStoppedError, resume, start
-from bcfl.experiment.sweep import Planned, by_method, expand, mean_and_deviation, plan, sweep
+from bcfl.experiment.sweep import (
+    Planned,
+    alike,
+    differences,
+    expand,
+    mean_and_deviation,
+    plan,
+    sweep,
+    text_of,
+    title_of,
+)
 from bcfl.methods import METHODS
 from bcfl.models import MODELS
+from bcfl.progress import LiveProgress, SweepProgress, console_for
 
 __all__ = ["COMMANDS", "RunStoppedError"]
-
-
-def _console(stderr: bool = False) -> Console:
-    # Names of data sets and folders may hold brackets: they are text, not markup.
-    console = Console(stderr=stderr, markup=False, highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 160  # a file has no width: tables need not be folded
-    return console
-
-
-class LiveProgress:
-    """A bar with round, accuracy, changes and time left; plain lines where there is no terminal."""
-
-    def __init__(self, label: str = ""):
-        self._label = label
-        self._console = _console(stderr=True)
-        self._bar: Progress | None = None
-        self._rounds = 0
-        self._last_line = 0.0
-
-    def started(self, config: Config, data: Split, first_round: int) -> None:
-        self._rounds = config.experiment.rounds
-        name = self._label or f"{config.method['name']} on {data.description}"
-        if self._console.is_terminal:
-            name_column = TextColumn("{task.description}", markup=False)
-            columns = (name_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=self._console)
-            self._bar.start()
-            self._task = self._bar.add_task(name, total=self._rounds, completed=first_round - 1, note="")
-        else:
-            self._console.print(
-                f"{name}, {data.num_clients} clients, rounds {first_round} to {self._rounds}", soft_wrap=True
-            )
-
-    def round_done(self, record: dict[str, Any], seconds: float) -> None:
-        note = _progress_note(record)
-        last = record["round"] == self._rounds
-        if self._bar:
-            self._bar.update(self._task, completed=record["round"], note=note)
-            if last:
-                self.close()
-        elif last or time.monotonic() - self._last_line > 5:
-            self._last_line = time.monotonic()
-            self._console.print(f"round {record['round']}/{self._rounds}  {note}", soft_wrap=True)
-
-    def close(self) -> None:
-        if self._bar:
-            self._bar.stop()
-
-
-def _progress_note(record: dict[str, Any]) -> str:
-    parts = [f"accuracy {record['accuracy']:.3f}"] if "accuracy" in record else []
-    return "  ".join([*parts, f"{record['changes']} moved"])
 
 
 def run(options: Namespace) -> int:
@@ -116,7 +69,7 @@ def _free_folder(parent: Path, config: Config) -> Path:
 
 def print_result(result: Result) -> None:
     """The summary for people: how good, who is where with what probability, what it cost."""
-    console, summary = _console(), result.summary()
+    console, summary = console_for(), result.summary()
     figures = Table(
         title=f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds", title_justify="left"
     )
@@ -163,6 +116,9 @@ def print_result(result: Result) -> None:
         f"traffic: {work['parameters_down']:,} model numbers down, {work['parameters_up']:,} up, "
         f"{work['scalars_up']:,} scores up, {work['exchanges']:,} exchanges"
     )
+    if "spared_examples" in work:
+        in_full = work["scored_examples"] + work["spared_examples"]
+        console.print(f"racing: {work['scored_examples']:,} scored examples instead of {in_full:,}")
     if work["rejected"] or work["late"]:
         console.print(f"left out: {work['rejected']} non-finite and {work['late']} late answers")
     if result.path:
@@ -186,8 +142,7 @@ def compare(options: Namespace) -> int:
 
 
 def sweep_files(options: Namespace) -> int:
-    configs = [config for path in options.configs for config in expand(path, options.overrides)]
-    runs = plan(configs, options.out)
+    runs = plan(expand(options.configs, options.overrides), options.out)
     if options.dry_run:
         for run in runs:
             print("done" if run.complete else "to do", run.path)
@@ -196,18 +151,17 @@ def sweep_files(options: Namespace) -> int:
 
 
 def _show_all(options: Namespace, runs: Sequence[Planned]) -> int:
-    bars: list[LiveProgress] = []
-
-    def follow(position: int, run: Planned) -> Sequence[Observer]:
-        seed = run.config.experiment.seed
-        bars.append(LiveProgress(f"[{position + 1}/{len(runs)}] {run.config.method['name']} seed {seed}"))
-        return () if options.quiet else bars[-1:]
-
-    try:
-        summaries = sweep(runs, options.workers, follow, options.device)
-    finally:
-        for bar in bars:
-            bar.close()
+    settings = differences([run.config.as_dict() for run in runs])
+    names = [
+        " ".join([run.config.method["name"], *(f"{title_of(key)} {text_of(value)}" for key, value in own.items())])
+        for run, own in zip(runs, settings, strict=True)
+    ]
+    with SweepProgress(runs, names) as progress:
+        found = sweep(runs, options.workers, None if options.quiet else progress, options.jobs, options.device)
+    summaries = [
+        {**summary, "settings": own, "path": str(run.path)}
+        for summary, own, run in zip(found, settings, runs, strict=True)
+    ]
     if options.json:
         print(json.dumps(summaries))
     else:
@@ -216,21 +170,24 @@ def _show_all(options: Namespace, runs: Sequence[Planned]) -> int:
 
 
 def print_comparison(summaries: Sequence[dict[str, Any]]) -> None:
-    """Mean ± standard deviation over seeds, one row a method."""
+    """Mean ± standard deviation over seeds, one row a method and combination of what else was varied."""
     table = Table(title="mean ± sd over seeds", title_justify="left")
     titles = {"accuracy": "accuracy", "macro_f1": "macro F1", "nll": "NLL", "ari": "agreement"}
-    table.add_column("method")
+    varied = list(dict.fromkeys(key for summary in summaries for key in summary["settings"]))
+    for title in ("method", *map(title_of, varied)):
+        table.add_column(title)
     for title in (*titles.values(), "steps", "seeds"):
         table.add_column(title, justify="right")
-    for method, runs in by_method(summaries).items():
-        cells = []
+    for runs in alike(summaries):
+        settings, cells = runs[0]["settings"], []
         for key in titles:
             both = mean_and_deviation([summary[key] for summary in runs])
             spread = f" ± {both[1]:.3f}" if both and len(runs) > 1 else ""  # one seed has no spread
             cells.append("" if both is None else f"{both[0]:.3f}{spread}")
         steps = mean_and_deviation([summary["work"]["local_steps"] for summary in runs])
-        table.add_row(method, *cells, f"{steps[0]:,.0f}" if steps else "", str(len(runs)))
-    _console().print(table)
+        names = [runs[0]["method"], *(text_of(settings[key]) if key in settings else "" for key in varied)]
+        table.add_row(*names, *cells, f"{steps[0]:,.0f}" if steps else "", str(len(runs)))
+    console_for().print(table)
 
 
 def list_things(options: Namespace) -> int:
@@ -245,7 +202,7 @@ def list_things(options: Namespace) -> int:
     table = Table(show_header=False, box=None)
     for name, description in things.items():
         table.add_row(name, description)
-    console = _console()
+    console = console_for()
     console.print(table)
     if options.what == "methods":
         console.print("\nM is the number of hypotheses, as in bcfl-mh-6; bcfl methods take -w for warm-up: bcfl-mh-6-w")
@@ -283,7 +240,7 @@ def deploy(options: Namespace) -> int:
         data_factory=options.data_factory,
     )
     init(site, config, terms)
-    _console().print(f"{options.folder} holds a federation of {options.clients} clients; {options.folder}/README.md "
+    console_for().print(f"{options.folder} holds a federation of {options.clients} clients; {options.folder}/README.md "
                      "tells what goes where", soft_wrap=True)  # fmt: skip
     return 0
 
@@ -299,4 +256,6 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "figures": _of_report("commands", "write_figures"),
     "table": _of_report("commands", "print_table"),
     "demo": _of_report("demo", "demo"),
+    "associate": _of_report("predicting", "associate_newcomer"),
+    "evaluate": _of_report("predicting", "evaluate_run"),
 }

@@ -69,3 +69,21 @@ def hypothesis_evidence(
         joint = torch.zeros(len(beliefs), own.shape[-1], dtype=torch.float64).index_add(0, clusters[clients], own)
         log_evidence.append(client_evidence(joint, log_point_weight).sum())
     return torch.stack(log_evidence)  # (hypothesis,)
+
+
+def coarsen(log_likelihood: Tensor, num_examples: Tensor, effective: float) -> Tensor:
+    """Log-likelihoods of n examples to the power 1/(1 + n/effective): they count as fewer than `effective` examples.
+
+    The coarsened posterior (Miller and Dunson, 2019). No model is exact: without it, any small difference between
+    clients would with enough examples become proof of another cluster.
+    """  # (client, model), (client,) -> (client, model)
+    return log_likelihood / (1 + num_examples / effective)[:, None]
+
+
+def sum_error(values: Tensor, part: Tensor) -> float:
+    """The standard error of the sum of independent values whose mean may differ between parts: √Σ n·s², part by part.
+
+    A part of one value has no spread that could be seen, and adds none.
+    """  # (value,), (value,) -> part
+    parts = [values[part == one] for one in part.unique()]
+    return math.sqrt(sum(len(own) * float(own.var()) for own in parts if len(own) > 1))

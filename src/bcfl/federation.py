@@ -10,14 +10,16 @@ over the statistics is the number of examples behind them, so that fusing belief
 prior they are always flat.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from bcfl.gaussian import Gaussian, temper
+
+Mixture = Mapping[int, float]  # model -> its share in what serves a client; the shares sum to one
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,15 @@ class Hypotheses:
     """
 
     models: Gaussian  # (belief, vector)
-    model_of: Tensor  # (hypothesis, cluster) -> belief
-    log_weight: Tensor  # (hypothesis,), normalised, best first
+    model_of: Tensor  # (hypothesis, cluster) -> belief; −1: the hypothesis has no such cluster
+    log_weight: Tensor  # (hypothesis,), normalised, best first; −∞: only proposed, to be scored in the next round
     assignment: Tensor  # (hypothesis, client) -> cluster; −1: never associated yet
     parent_of: Tensor  # (belief,) -> the belief it came from in the round before
     family: Tensor  # (hypothesis,) -> the initial draw of cluster models that it descends from
     personal: Tensor | None = None  # (client, vector): the clients' own models, for methods that personalise
+    membership: Tensor | None = None  # (hypothesis, client, cluster): probability, for methods with a memory
+    stays: Tensor | None = None  # (2,): expected stays and moves so far, where the staying probability is learned
+    sketch: Tensor | None = None  # (client, coordinate): where its data pull each client's model, where clusters split
 
     @property
     def num_clusters(self) -> int:
@@ -47,8 +52,14 @@ class Hypotheses:
         if self.personal is not None:
             return self.personal, torch.arange(len(self.personal))
         own, beliefs = self.assignment[0], self.model_of[0]
-        largest = torch.bincount(own[own >= 0], minlength=self.num_clusters).argmax()
+        size = torch.bincount(own[own >= 0], minlength=self.num_clusters)
+        largest = torch.where(beliefs >= 0, size, -1).argmax()
         return self.models.mean, beliefs[torch.where(own >= 0, own, largest)]
+
+    def points(self) -> tuple[Tensor, list[Mixture]]:
+        """The models in use, and for each client the one that serves it, as a mixture of one."""
+        models, model_of_client = self.predictors()
+        return models, [{model: 1.0} for model in model_of_client.tolist()]
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,7 @@ class Jobs:
     start: Tensor | None = None  # (client, vector) where a client starts, if not at the prior's mean
     parent_of: Tensor | None = None  # (belief,) -> belief of the round before, whose momentum a client continues
     num_steps: int | None = None  # local steps, if not the usual number
+    held_out: float = 0.0  # the share of its examples that a client does not train on: see num_held_out
 
     def __len__(self) -> int:
         return len(self.belief)
@@ -95,11 +107,29 @@ class Clients(Protocol):
         """A freshly initialised model, a function of the run's seed and `path`."""  # (vector,)
         ...
 
-    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
+    def score(
+        self,
+        models: Tensor,
+        max_examples: int | None = None,
+        wanted: Tensor | None = None,
+        held_out: float = 0.0,
+    ) -> Tensor:
         """Log-likelihood of each client's data under each model, scaled up to all of the client's examples.
 
         All models of a client are scored on the same examples (at most `max_examples`); rows of absent clients are NaN.
+        With `wanted` (client, model) bool only these are scored, to the same bits, and all others are NaN.
+        With `held_out` a client's data are that share of its examples, which jobs of the same share never train on.
         """  # (model, vector) -> (client, model) float64
+        ...
+
+    def look(
+        self, models: Tensor, max_examples: int | None, wanted: Tensor, first: int, last: int
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of the models' log-likelihoods over a part of the examples that a score would use.
+
+        The part is first:last in an order that is random, but the same for all models and looks of a round. Only the
+        `wanted` (client, model) are looked at; all others are NaN. A client that fails to answer leaves the round.
+        """  # (model, vector) -> (client, model) and (client, model, model) float64
         ...
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
@@ -111,9 +141,12 @@ class Clients(Protocol):
         ...
 
     def fit_best(
-        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
     ) -> Iterator[Choice]:
-        """Score and fit in one exchange: every present client trains the one belief that explains its data best."""
+        """Score and fit in one exchange: every present client trains the one belief that explains its data best.
+
+        With `racing` a client may miss its best belief with this probability, and scores less: see `bcfl.racing`.
+        """
         ...
 
 
@@ -124,6 +157,7 @@ class RoundInfo:
     parent: Tensor  # (hypothesis,) -> hypothesis of the round before
     assignment: Tensor  # (hypothesis, client) -> cluster
     log_weight: Tensor  # (hypothesis,)
+    events: tuple[dict[str, Any], ...] | None = None  # clusters that came or went, for methods in which they do
 
 
 class Method(Protocol):
@@ -141,22 +175,38 @@ class Work:
     trainings: int = 0
     local_steps: int = 0
     scored_examples: int = 0  # (example, model) pairs
+    spared_examples: int | None = None  # how many more a scoring without racing would have taken; None: no racing
     parameters_down: int = 0  # numbers sent to clients that belong to models
     parameters_up: int = 0
-    scalars_up: int = 0  # scores and choices
+    scalars_up: int = 0  # scores, what looks tell, and choices
     exchanges: int = 0
     rejected: int = 0  # answers left out because they were not finite, or beyond all bounds
     late: int = 0  # answers left out because they did not come in time
 
     def as_dict(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: count for name, count in counts.items() if count is not None}
+
+    def count_scored(self, num_scored: int, num_without_racing: int | None = None) -> None:
+        """Add scored (example, model) pairs and, where there is a race, how many it would have been without."""
+        self.scored_examples += num_scored
+        if num_without_racing is not None:
+            self.spared_examples = (self.spared_examples or 0) + num_without_racing - num_scored
+
+
+def num_held_out(num_examples: Tensor, share: float) -> Tensor:
+    """How many of a client's examples are held out from training: about that share, and at least one is left on
+    either side wherever a client has two."""  # (client,) -> (client,)
+    if not share:
+        return torch.zeros_like(num_examples)
+    return (num_examples * share).round().clamp(min=1).minimum((num_examples - 1).clamp(min=0))
 
 
 def prior_of(belief: Gaussian, strength: float, num_parameters: int) -> Gaussian:
     """The prior that a belief becomes for local training: belief^strength on the parameters, flat on the statistics."""
-    prior = temper(belief, strength)
-    prior.precision[..., num_parameters:] = 0
-    return prior
+    precision = torch.zeros_like(belief.precision)
+    precision[..., :num_parameters] = temper(belief[..., :num_parameters], strength).precision
+    return Gaussian(belief.mean, precision)
 
 
 def one_story(state: Hypotheses) -> RoundInfo:

@@ -6,8 +6,8 @@ come from (`data-factory`) and how they are protected (`privacy-noise` and other
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bcfl import local
 from bcfl.data.partition import FederatedData
-from bcfl.engines.client import LocalClient
+from bcfl.engines.client import Later, LocalClient
 from bcfl.engines.flower import FlowerEngine, Respondent, Terms
 from bcfl.engines.flower.privacy import Ledger, privacy_from, spent
 from bcfl.experiment.config import Config, apply_override, parse_config, parse_section
@@ -40,7 +40,7 @@ class RemoteSplit:
 
     num_clients: int
     description: str
-    group: Tensor | None
+    group_in: Callable[[int], Tensor | None]  # round -> (client,)
 
 
 def read_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
@@ -70,9 +70,18 @@ def serve(grid: Grid, context: Context) -> None:
         config.experiment.participation(),
         terms,
     )
-    split = RemoteSplit(terms.num_clients, f"{terms.num_clients} remote clients", engine.group)
-    known = {"num_clients": terms.num_clients, "group": None if split.group is None else split.group.tolist()}
+    split = RemoteSplit(terms.num_clients, f"{terms.num_clients} remote clients", engine.group_in)
+    known: dict[str, Any] = {"num_clients": terms.num_clients, "group": _groups(engine, 0)}
+    drift_round = config.data.drift_round
+    if drift_round is not None:
+        group = _groups(engine, drift_round)
+        known["drift"] = None if group is None else {"round": drift_round, "group": group}
     run_on(engine, config, pose(config, split, engine.factory), out, known, [PrivacyReport(engine, out)])
+
+
+def _groups(engine: FlowerEngine, round_index: int) -> list[int] | None:
+    group = engine.group_in(round_index)
+    return None if group is None else group.tolist()
 
 
 @dataclass(frozen=True)
@@ -131,15 +140,24 @@ def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tupl
         )
     data, own = client_data(config, index, node.get("data-factory"))
     (x_train, images), (x_test, _) = local.pool(data.x_train), local.pool(data.x_test)
-    train = Examples(x_train, data.y_train, data.train_of[own], images)
-    test = Examples(x_test, data.y_test, data.test_of[own], images)
+
+    def held_by(client: int) -> tuple[Examples, Examples]:
+        train = Examples(x_train, data.y_train, data.train_of[client], images)
+        return train, Examples(x_test, data.y_test, data.test_of[client], images)
+
+    train, test = held_by(own)
     model = FlatModel(build(model_factory(config), config.experiment.seed, "probe"))
     num_classes, draws_globally = local.check_model(model, train, data.num_classes)
     who = LocalClient(index, train, test, config.training, config.experiment.seed, draws_globally)
     group = None if data.group is None else int(data.group[own])
+    later = None
+    if data.drift is not None and data.group is not None:
+        source = int(data.drift.source[own])
+        train, test = held_by(source)
+        later = Later(data.drift.round, replace(who, train=train, test=test), int(data.group[source]))
     # Beside Flower's own files of this node, so that it outlives runs.
     ledger = Ledger(Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / f"privacy-client-{index}.json")
-    return Respondent(who, model, num_classes, group, privacy_from(node), ledger)
+    return Respondent(who, model, num_classes, group, privacy_from(node), ledger, later)
 
 
 def client_data(config: Config, index: int, factory: object) -> tuple[FederatedData, int]:

@@ -1,6 +1,7 @@
 """A torch module as one flat vector, and the modules known by name."""
 
 import difflib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,14 +11,16 @@ from torch import Tensor, nn
 from bcfl.randomness import stream_seed
 
 ModelFactory = Callable[[], nn.Module]
+LARGE = 1 << 18  # numbers: from here on a gradient is taken as autograd leaves it instead of being added into a vector
 _GLOBAL_GENERATOR = threading.Lock()  # workers that start together must not mix up their draws
 
 
 class FlatModel:
     """A module whose parameters and BatchNorm statistics are views of one vector, and its gradients of another.
 
-    Loading a belief is then one copy and an optimiser step a handful of operations, however many layers there are.
-    Convolution weights lie in the vector in channels-last order, the memory format in which a CPU convolves fastest.
+    Loading a belief is then one copy and an optimiser step a handful of operations, however many layers there are;
+    only large parameters have gradients of their own. Convolution weights lie in the vector in channels-last order,
+    the memory format in which a CPU convolves fastest.
     """
 
     def __init__(self, module: nn.Module):
@@ -32,9 +35,11 @@ class FlatModel:
         self.num_statistics = sum(s.numel() for s in statistics)
         layer_of = [name.rpartition(".")[0] for name, _ in module.named_parameters()]  # tied parameters stand once
         last = [p for p, layer in zip(parameters, layer_of, strict=True) if layer == layer_of[-1]]
+        self.last_layer = module.get_submodule(layer_of[-1])
         self.num_last_layer = sum(p.numel() for p in last)  # they stand last among the parameters
         self.vector = torch.zeros(self.num_parameters + self.num_statistics)
-        self.gradient = torch.zeros(self.num_parameters)
+        small = [p for p in parameters if p.numel() < LARGE]
+        self.gradient = torch.zeros(sum(p.numel() for p in small))  # of all parameters but the large ones
         self.parameters = self.vector[: self.num_parameters]
         self._counters = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_floating_point()]
         for tensor, view in zip(
@@ -44,8 +49,9 @@ class FlatModel:
             tensor.data = view
         if not self.vector.isfinite().all():
             raise ValueError("model must start with finite parameters and statistics")
-        for parameter, view in zip(parameters, views(self.gradient, parameters), strict=True):
+        for parameter, view in zip(small, views(self.gradient, small), strict=True):
             parameter.grad = view
+        self._pieces = list(_pieces(parameters, self.gradient))
         self.dropouts = _seed_dropout(module)
 
     def load(self, vector: Tensor) -> None:
@@ -53,6 +59,21 @@ class FlatModel:
         self.vector.copy_(vector[: len(self.vector)])
         for buffer, initial in self._counters:
             buffer.copy_(initial)
+
+    def gradients(self, loss: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The gradient of the loss, piece by piece with its place among the parameters; a piece lives until the next.
+
+        Zeroing a large gradient and adding to it costs as much as the optimiser step itself, so it is neither.
+        """
+        self.gradient.zero_()
+        loss.backward()
+        for place, piece in self._pieces:
+            if isinstance(piece, nn.Parameter):
+                found = torch.zeros_like(piece) if piece.grad is None else piece.grad
+                piece.grad = None
+                yield place, _laid_out(found).reshape(-1)
+            else:
+                yield place, piece
 
     def seed(self, generator: torch.Generator) -> None:
         """Let every dropout layer draw from `generator`."""
@@ -63,6 +84,21 @@ class FlatModel:
         """`flat` (parameter,) seen as tensors with the names and shapes of the module's parameters."""
         names, parameters = zip(*self.module.named_parameters(), strict=True)
         return dict(zip(names, views(flat, parameters), strict=True))
+
+
+def _pieces(parameters: Sequence[nn.Parameter], gradient: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Large parameters one by one, the others in runs of neighbours with their part of `gradient`."""
+    offset = taken = 0
+    for large, run in itertools.groupby(parameters, lambda p: p.numel() >= LARGE):
+        for parts in ([p] for p in run) if large else [list(run)]:
+            size = sum(p.numel() for p in parts)
+            yield slice(offset, offset + size), parts[0] if large else gradient[taken : taken + size]
+            offset, taken = offset + size, taken + (0 if large else size)
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    """The tensor with its axes in the order of the flat vector."""
+    return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
 
 
 def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

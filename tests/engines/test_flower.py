@@ -18,7 +18,8 @@ from inprocess_grid import FIRST_NODE, InProcessGrid, federate, flat, run_server
 
 from bcfl.engines.flower.privacy import spent
 from bcfl.engines.flower.records import FLOAT, read_array
-from bcfl.experiment.config import Config, parse_config
+from bcfl.experiment.config import Config, load_config, parse_config
+from bcfl.experiment.problem import load_data
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import RunStoppedError, load_result, start
 from bcfl.experiment.store import RunFolder
@@ -29,11 +30,11 @@ NUM_CLIENTS = 4
 NAMES = [name.replace("-M", "-3") for name in METHODS] + ["bcfl-mh-3-w"]
 
 
-def config_of(name: str = "bcfl-mh-3", rounds: int = 3, **training: Any) -> Config:
+def config_of(name: str = "bcfl-mh-3", rounds: int = 3, racing: float = 0.0, **training: Any) -> Config:
     return parse_config(
         {
             "data": {"partition": "feature(2,2)", "rotations": [0, 90]},
-            "method": {"name": name, "num_clusters": 2, "selection": 2},
+            "method": {"name": name, "num_clusters": 2, "selection": 2, "racing": racing},
             "training": {"local_steps": 5, **training},
             "experiment": {"rounds": rounds},
         }
@@ -55,21 +56,83 @@ def test_every_method_gives_the_simulators_bits_and_costs(name: str, tmp_path: P
     assert result.history == expected.history  # metrics, changes, agreement with the true groups, work
 
 
+DRIFT = ["data.drift_round=3", "data.drift_share=0.5", "data.rotations=[0, 90]", "data.partition=label(2,2,0.5)"]
+
+
+@pytest.mark.parametrize(("name", "stay"), [("bcfl-g", "none"), ("bcfl-mh-3", "learn"), ("bcfl-g-w", "0.9")])
+def test_drift_and_memory_are_the_simulators(name: str, stay: str, tmp_path: Path) -> None:
+    config = drifting(name, stay)
+    expected = start(config, tmp_path / "simulated", num_workers=1)
+    result = federate(config, NUM_CLIENTS, tmp_path / "run")
+    assert_same(result, expected)
+    assert result.history == expected.history
+    assert result.drift == expected.drift
+    assert result.drift["changed"] == 2
+    assert torch.equal(result.group, expected.group)
+    simulated, told = (RunFolder(tmp_path / name).read("manifest.json") for name in ("simulated", "run"))
+    assert told["drift"] == {key: simulated["drift"][key] for key in ("round", "group")}
+    sizes, source = simulated["num_train"], simulated["drift"]["source"]
+    assert sizes != [sizes[client] for client in source]  # so that the server must learn the new sizes
+
+
+def drifting(name: str, stay: str) -> Config:
+    method = [f"method.name={name}", f"method.stay={stay}", "method.num_clusters=2", "method.scoring_examples=none"]
+    return load_config(None, [*DRIFT, *method, "training.local_steps=5", "experiment.rounds=4"])
+
+
+def test_a_drifting_run_that_stops_after_the_change_goes_on_with_the_new_data(tmp_path: Path) -> None:
+    config, out = drifting("bcfl-mh-3", "learn"), tmp_path / "run"
+    run_config = flat(config, out=str(out), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+
+    def fall_silent(question: Message, answer: Message) -> Message:
+        if settings(question).get("round") == 4:
+            grid.offline = set(grid.contexts)
+            return None  # type: ignore[return-value]
+        return answer
+
+    grid.tamper = fall_silent
+    with pytest.raises((RunStoppedError, ConnectionError)):
+        run_server(grid, run_config)
+    result = federate(config, NUM_CLIENTS, out)
+    expected = start(config, None, num_workers=1)
+    assert_same(result, expected)
+    assert result.history == expected.history
+    assert result.drift == expected.drift
+
+
+def test_a_node_with_data_of_its_own_cannot_simulate_a_change() -> None:
+    with pytest.raises(ValueError, match="the true groups of own clients are not known"):
+        load_data(drifting("bcfl-g", "none"), [(torch.zeros(20, 3), torch.zeros(20, dtype=torch.int64))])
+
+
+@pytest.mark.parametrize("name", ["bcfl-g", "bcfl-c-3-w", "bcfl-mh-3-w"])
+def test_a_race_gives_the_simulators_bits_and_costs(name: str, tmp_path: Path) -> None:
+    config = config_of(name, rounds=6, racing=0.5)
+    expected = start(config, None, num_workers=1)
+    result = federate(config, NUM_CLIENTS, tmp_path / "run")
+    assert_same(result, expected)
+    assert result.history == expected.history
+    # Four clients may lose more by looking than they save; if nothing were dropped, they would lose all looks.
+    assert result.summary()["work"]["spared_examples"] > -6 * NUM_CLIENTS * len(result.state.models) * (32 + 32)
+
+
 @pytest.mark.parametrize("name", ["bcfl-g", "bcfl-mh-3"])
 def test_momentum_that_clients_keep_is_the_simulators(name: str, tmp_path: Path) -> None:
     config = config_of(name, momentum_state="client")
     assert_same(federate(config, NUM_CLIENTS, tmp_path / "run"), start(config, None, num_workers=1))
 
 
-@pytest.mark.parametrize("name", ["bcfl-g", "bcfl-mh-3", "fedsoft"])
-def test_models_in_several_messages_give_the_same_numbers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "racing"), [("bcfl-g", 0), ("bcfl-mh-3", 0), ("bcfl-mh-3", 0.05), ("fedsoft", 0)])
+def test_models_in_several_messages_give_the_same_numbers(name: str, racing: float, tmp_path: Path) -> None:
     def count(into: list[str]) -> Callable[[Message, Message], Message]:
         return lambda question, answer: into.append(question.metadata.message_type) or answer  # type: ignore[func-returns-value]
 
     whole: list[str] = []
     parts: list[str] = []
-    expected = federate(config_of(name, 2), NUM_CLIENTS, tmp_path / "whole", count(whole))
-    result = federate(config_of(name, 2), NUM_CLIENTS, tmp_path / "parts", count(parts), message_bytes=10_000)
+    config = config_of(name, 2, racing)
+    expected = federate(config, NUM_CLIENTS, tmp_path / "whole", count(whole))
+    result = federate(config, NUM_CLIENTS, tmp_path / "parts", count(parts), message_bytes=10_000)
     assert_same(result, expected)
     assert parts.count("query.score") > whole.count("query.score")
 
@@ -217,12 +280,12 @@ def test_a_negative_precision_is_refused(tmp_path: Path, caplog: pytest.LogCaptu
     assert "precision must be ≥ 0" in caplog.text
 
 
-@pytest.mark.parametrize("change", ["confusion", "calibration"])
+@pytest.mark.parametrize("change", ["confusion", "calibration", "brier"])
 def test_an_unsound_evaluation_leaves_the_client_out(change: str, tmp_path: Path) -> None:
     def spoil(question: Message, answer: Message) -> Message:
         if question.metadata.message_type == "evaluate" and settings(question)["client"] == 1:
             record = answer.content.array_records["answer"]
-            record[change] = Array(record[change].numpy() + 1)
+            record[change] = Array(record[change].numpy() + 1000)
         return answer
 
     result = federate(config_of("fedavg", 1), NUM_CLIENTS, tmp_path / "run", spoil)
@@ -260,6 +323,38 @@ def test_a_late_answer_is_not_mixed_into_the_next_round(
     assert_same(result, without("bcfl-mh-3", kind))
 
 
+LOOKS_UNSOUND: dict[str, Callable[[Message], Message | None]] = {
+    **{name: spoil for name, spoil in SCORES_UNSOUND.items() if name != "lying header"},
+    "negative variance": lambda answer: with_covariance(answer, -1.0),
+}
+
+
+def with_covariance(answer: Message, value: float) -> Message:
+    record = answer.content.array_records["answer"]
+    record["covariance"] = Array(np.full_like(record["covariance"].numpy(), value))
+    return answer
+
+
+@pytest.mark.parametrize("spoil", LOOKS_UNSOUND.values(), ids=LOOKS_UNSOUND.keys())
+def test_a_client_whose_look_is_unsound_leaves_the_round(
+    spoil: Callable[[Message], Message | None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first look in round 2 is spoiled: nobody asks it anything else in that round, and the others go on."""
+    asked: list[tuple[int, int, str]] = []
+
+    def tamper(question: Message, answer: Message) -> Message | None:
+        ask = settings(question)
+        asked.append((ask.get("round", -1), ask["client"], str(ask.get("kind"))))
+        return spoil(answer) if asked[-1] == (2, 1, "look") else answer
+
+    result = federate(config_of("bcfl-c-3", racing=0.05), NUM_CLIENTS, tmp_path / "run", tamper)
+    assert result.history[2]["work"]["rejected"] == 1
+    assert [kind for index, client, kind in asked if (index, client) == (2, 1)] == ["look"]
+    assert (3, 1, "look") in asked
+    assert result.state.models.is_finite()
+    assert caplog.text.count("answer rejected") == 1
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("local", "fedavg")])
 def test_a_client_that_misses_the_scores_stops_no_method(name: str, tmp_path: Path) -> None:
     def lose(question: Message, answer: Message) -> Message | None:
@@ -292,6 +387,52 @@ def test_a_client_that_comes_back_takes_part_again_with_its_old_association(tmp_
     lines = RunFolder.open(tmp_path / "run").lines("associations.jsonl")
     cluster = [line["assignment"][0][2] for line in lines]
     assert cluster[0] == cluster[1] == cluster[2]
+
+
+@pytest.mark.parametrize("name", ["bcfl-g", "bcfl-mh-3", "bcfl-c-3", "ifca"])
+def test_a_client_that_joins_late_is_placed_as_in_the_simulator(name: str, tmp_path: Path) -> None:
+    config = config_of(name)
+    config = dataclasses.replace(
+        config, experiment=dataclasses.replace(config.experiment, joins=((2, 2),), mixture=True)
+    )
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3, min_share=1.0)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    grid.offline = {FIRST_NODE + 2}  # its machine is not even switched on
+
+    def switch_on(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate":
+            grid.offline = set()
+        return answer
+
+    grid.tamper = switch_on
+    run_server(grid, run_config)
+    result, expected = load_result(tmp_path / "run"), start(config, None, num_workers=1)
+    assert_same(result, expected)
+    for mine, other in zip(
+        result.history, expected.history, strict=True
+    ):  # the absent client's true group is not known
+        assert {**mine, "ari": None} == {**other, "ari": None}
+    placed = [line["assignment"][0][2] >= 0 for line in RunFolder.open(tmp_path / "run").lines("associations.jsonl")]
+    assert placed == [False, True, True]
+
+
+def test_a_client_that_nobody_announced_may_join_a_run_that_is_under_way(tmp_path: Path) -> None:
+    config = config_of("bcfl-mh-3")
+    run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    grid.offline = {FIRST_NODE + 2}
+
+    def switch_on(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate":
+            grid.offline = set()
+        return answer
+
+    grid.tamper = switch_on
+    run_server(grid, run_config)
+    lines = RunFolder.open(tmp_path / "run").lines("associations.jsonl")
+    assert [line["assignment"][0][2] >= 0 for line in lines] == [False, True, True]
+    announced = dataclasses.replace(config, experiment=dataclasses.replace(config.experiment, joins=((2, 2),)))
+    assert_same(load_result(tmp_path / "run"), start(announced, None, num_workers=1))
 
 
 def test_a_node_that_is_restarted_under_another_name_is_the_same_client(tmp_path: Path) -> None:
@@ -392,6 +533,33 @@ def test_a_client_refuses_an_unsound_question(change: dict[str, Any], message: s
         client(question(grid, "train.fit", {**GOOD_FIT, **change}, arrays), context)
 
 
+GOOD_LOOK = {
+    **{"client": 0, "round": 1, "kind": "look", "num-models": 1, "first": 0, "total": 1},
+    **{"max-examples": 100, "from": 0, "to": 32},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "change", "message"),
+    [
+        ("query.score", GOOD_LOOK, {"to": 101}, "to must be a whole number from 2 to 100"),
+        ("query.score", GOOD_LOOK, {"from": 31}, "to must be a whole number from 33 to 100"),
+        ("query.score", GOOD_LOOK, {"from": -1}, "from must be a whole number from 0 to 100"),
+        ("query.score", GOOD_LOOK, {"first": 1, "total": 2}, "the look so far is missing"),
+        ("train.fit", {**GOOD_FIT, "kind": "best", "racing": 0.1}, {"racing": 1.0}, "racing must be a number in"),
+    ],
+)
+def test_a_client_refuses_an_unsound_race(
+    kind: str, good: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    grid = InProcessGrid(flat(config_of(), num_clients=NUM_CLIENTS), NUM_CLIENTS)
+    length = (1 if kind == "query.score" else 2) * (64 * 32 + 32 + 32 * 10 + 10)
+    arrays = {"mean.0": Array(np.zeros(length, np.float32))}
+    assert client(question(grid, kind, good, arrays), grid.contexts[FIRST_NODE]).has_content()
+    with pytest.raises(ValueError, match=message):
+        client(question(grid, kind, {**good, **change}, arrays), grid.contexts[FIRST_NODE])
+
+
 @pytest.mark.parametrize("value", [np.full(4820, np.nan, np.float32), np.zeros(7, np.float32), np.zeros(4820)])
 def test_a_client_refuses_an_unsound_model(value: Any) -> None:
     grid = InProcessGrid(flat(config_of(), num_clients=NUM_CLIENTS), NUM_CLIENTS)
@@ -434,13 +602,13 @@ def test_the_run_configuration_keeps_what_flower_cannot_hold() -> None:
 # ---- clients that protect their data ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bcfl-mh-3", "bcfl-g", "fedsoft"])
+@pytest.mark.parametrize(("name", "racing"), [("bcfl-mh-3", 0), ("bcfl-g", 0), ("bcfl-g", 0.05), ("fedsoft", 0)])
 def test_clients_that_blur_what_they_say_report_what_they_spent(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, racing: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("dp_accounting")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
-    config = config_of(name, 2)
+    config = config_of(name, 2, racing)
     run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
     grid = InProcessGrid(run_config, NUM_CLIENTS)
     for context in list(grid.contexts.values())[:2]:
@@ -455,6 +623,20 @@ def test_clients_that_blur_what_they_say_report_what_they_spent(
         assert report["releases"] == ledger["50.0"]
     tested = load_result(tmp_path / "run").history[-1]["client_accuracy"]
     assert [one is None for one in tested] == [True, True, False, False]
+
+
+def test_a_client_that_blurs_what_it_says_takes_no_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    run_config = flat(config_of("bcfl-c-3", 1, 0.05), out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0)
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    grid.contexts[FIRST_NODE].node_config |= {"privacy-noise": 50.0}
+    run_server(grid, run_config)
+    assert not (tmp_path / "flwr").exists()  # it has said nothing
+    lines = [record.getMessage() for record in caplog.records if record.name == "bcfl"]
+    says = "failed: this client protects its data and tells only blurred scores: set method.racing = 0"
+    assert lines == [f"round 1, query.score, client 0: {says}"]
 
 
 def test_a_client_whose_budget_is_spent_says_no_more_and_the_run_goes_on(

@@ -62,7 +62,7 @@ def test_any_number_of_workers_gives_the_same_bits(state: str) -> None:
     for num_workers in (1, 2, 3):
         with simulator(training=training, num_workers=num_workers) as engine:
             final = run(BCFL(num_clusters=2, scoring_examples=10), engine, 3)
-            results.append((final, engine.evaluate(*final.predictors())))
+            results.append((final, engine.evaluate(*final.points())))
     for other, evaluations in results[1:]:
         assert same(results[0][0], other)
         assert [e.log_likelihood for e in evaluations] == [e.log_likelihood for e in results[0][1]]
@@ -116,7 +116,7 @@ def test_a_model_that_draws_globally_is_trained_by_one_worker_and_repeats(fisher
         with simulator(factory=Drawing, training=replace(QUICK, fisher=fisher), num_workers=3) as engine:
             assert engine.num_workers == 1
             final = run(BCFL(num_clusters=2), engine, 2)
-            results.append((final, [e.log_likelihood for e in engine.evaluate(*final.predictors())]))
+            results.append((final, [e.log_likelihood for e in engine.evaluate(*final.points())]))
     assert same(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]
 
@@ -204,6 +204,21 @@ def test_dropout_and_straggling_have_their_rates_and_leave_somebody() -> None:
     assert all(Participation(2, 0.999).draw(5, 0, index)[0].any() for index in range(20))
 
 
+def test_latecomers_are_drawn_from_their_first_round_on_and_others_as_ever() -> None:
+    late = Participation(joins=((1, 3), (4, 2)))
+    assert [late.draw(5, 0, index)[0].tolist() for index in (0, 1, 2, 3)] == [
+        [True, False, True, True, False],
+        [True, False, True, True, False],
+        [True, False, True, True, True],
+        [True] * 5,
+    ]
+    half = Participation(0.5, joins=((0, 5), (1, 5)))
+    draws = torch.stack([half.draw(6, 0, index)[0] for index in range(5)])
+    assert draws.sum(1).tolist() == [2] * 5  # half of the four that are there
+    assert not draws[:, :2].any()
+    assert torch.equal(half.draw(6, 0, 5)[0], Participation(0.5).draw(6, 0, 5)[0])  # once all are there
+
+
 def test_absent_clients_cost_nothing_and_stay_where_they_were() -> None:
     with simulator(participation=Participation(clients_per_round=2)) as engine:
         for method in (BCFL(num_clusters=2, max_hypotheses=2), make_method("bcfl-g", {"num_clusters": 2})):
@@ -266,7 +281,7 @@ def test_a_posterior_that_is_not_finite_is_left_out_and_counted(name: str) -> No
             assert state.models.is_finite()
             assert state.log_weight.isfinite().all()
         assert rejected >= 2
-        evaluations = engine.evaluate(*state.predictors())
+        evaluations = engine.evaluate(*state.points())
         assert all(e is not None and torch.tensor(e.log_likelihood).isfinite() for e in evaluations)
 
 
@@ -456,7 +471,7 @@ def test_a_client_without_test_data_is_not_evaluated() -> None:
     data = from_arrays([own if j else own[:2] for j, own in enumerate(client_data(3))])
     with simulator(data) as engine:
         state = run(FedAvg(), engine, 1)
-        assert [e is None for e in engine.evaluate(*state.predictors())] == [True, False, False]
+        assert [e is None for e in engine.evaluate(*state.points())] == [True, False, False]
 
 
 def test_a_round_can_be_played_again() -> None:

@@ -72,7 +72,7 @@ def answers(engine: Simulator, models: Gaussian, jobs: Jobs) -> Answers:
     clients = engine.begin(1)
     posteriors = list(clients.fit(models, jobs))
     scores, shares = clients.score(models.mean, 10), clients.share_explained(models.mean)
-    evaluations = engine.evaluate(models.mean, torch.arange(engine.num_clients) % len(models))
+    evaluations = engine.evaluate(models.mean, [{c % len(models): 1.0} for c in range(engine.num_clients)])
     return posteriors, scores, shares, evaluations, clients.work.as_dict()
 
 

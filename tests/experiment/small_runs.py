@@ -27,6 +27,8 @@ FEDERATIONS = {
     "plain": [],
     "momentum kept by clients": ["training.momentum_state=client", "method.name=bcfl-mh-4"],
     "clients come and go": ["experiment.clients_per_round=0.7", "experiment.dropout=0.2", "experiment.straggling=0.2"],
+    "drift, with a memory": ["data.drift_round=2", "method.stay=learn"],
+    "one joins later": ["experiment.joins=[[5, 2]]", "experiment.mixture=true"],
     "warm-up": ["method.name=bcfl-mh-3-w", "experiment.checkpoint_every=2"],
 }
 

@@ -9,6 +9,7 @@ import pytest
 
 from bcfl.experiment.config import (
     SECTIONS,
+    YOUNGER,
     Config,
     DataConfig,
     ExperimentConfig,
@@ -83,9 +84,11 @@ def test_what_is_unknown_or_of_the_wrong_type_is_named(values: dict[str, object]
         ("experiment.clients_per_round", [0]),
         ("experiment.dropout", [-0.1, 1]),
         ("experiment.straggling", [1]),
+        ("experiment.joins", [[[-1, 2]], [[1, 0]], [[1, 2], [1, 3]]]),
         ("data.share_floor", [1]),
         ("data.min_examples", [0]),
         ("data.validation", [-0.5, 1]),
+        ("data.drift_round", [0, 1, 31]),
         ("method.num_clusters", [0]),
         ("method.warm_up_rounds", [-1]),
         ("method.scoring_examples", [0]),
@@ -93,15 +96,38 @@ def test_what_is_unknown_or_of_the_wrong_type_is_named(values: dict[str, object]
         ("method.forgetting", [-0.1, 1.1]),
         ("method.min_weight", [1]),
         ("method.give_up_weight", [0, 2]),
+        ("method.racing", [-0.1, 1]),
         ("method.temperature", [0]),
         ("method.prior_precision", [-1]),
         ("method.cluster_size", [[3, 2], [-1, 2]]),
+        ("method.stay", [0, 1, -0.5, "always"]),
     ],
 )
 def test_values_out_of_range_are_refused_and_named(key: str, wrong: list[object]) -> None:
     section, name = key.split(".")
     for value in wrong:
         assert f"{key} must be " in refusal({section: {name: value}})
+
+
+def test_a_share_of_clients_that_change_is_a_share() -> None:
+    for wrong in (0, 1.5):
+        message = refusal({"data": {"drift_round": 5, "drift_share": wrong}})
+        assert message == f"data.drift_share must be in (0, 1], got {float(wrong)}"
+
+
+def test_settings_younger_than_published_runs_leave_their_names_as_they_were() -> None:
+    stored = load_config(None).as_dict()
+    assert "stay" not in stored["method"]
+    assert "racing" not in stored["method"]
+    assert "drift_round" not in stored["data"]
+    remembering = load_config(None, ["method.stay=learn", "data.drift_round=5"])
+    assert parse_config(remembering.as_dict()) == remembering
+
+
+@pytest.mark.parametrize("other", [{"evidence_points": 2}, {"cluster_size": [1, 9]}, {"stay": 0.9}])
+def test_racing_is_refused_where_it_would_not_be_right(other: dict[str, object]) -> None:
+    assert "method.racing must be 0 (off), or in (0, 1) with" in refusal({"method": {"racing": 0.1, **other}})
+    parse_config({"method": {"racing": 0.0, **other}})
 
 
 @pytest.mark.parametrize("key", ["sigma", "alpha", "smoothing", "selection"])
@@ -216,7 +242,8 @@ def test_defaults_are_written_out_so_that_they_may_change() -> None:
     assert stored["method"]["forgetting"] == 0.5
     for name, kind in SECTIONS.items():
         if kind is not None:
-            assert set(stored[name]) == {field.name for field in dataclasses.fields(kind)}
+            younger = {key for section, key in YOUNGER if section == name} | {"drift_share"}
+            assert set(stored[name]) == {field.name for field in dataclasses.fields(kind)} - younger
     assert load_config(None, ["model.name=mlp"]).identity() == config.identity()
 
 
@@ -238,22 +265,35 @@ OTHER = {
         rotations=(0, 90),
         domains=("mnist",),
         validation=0.2,
+        drift_round=9,
+        drift_share=0.5,
     ),
     "model": ModelConfig(name="cifar_cnn", factory="a:b"),
     "training": Training(0.01, 0.5, 16, 5, "fresh", "exact", 64),
-    "experiment": ExperimentConfig(31, 1, 2, 2, 0.5, 0.1, 0.1),
+    "experiment": ExperimentConfig(31, 1, 2, 2, 0.5, 0.1, 0.1, ((1, 2),), True),
 }
 CHANGES = [
     (section, field.name)
     for section, other in OTHER.items()
     for field in dataclasses.fields(other)
-    if field.name != "path"
+    if field.name not in ("path", "drift_share")  # the latter only says something beside drift_round
 ]
 
 
 def test_the_identity_is_the_same_in_every_process() -> None:
     assert load_config(None).identity() == parse_config(load_config(None).as_dict()).identity()
     assert len(load_config(None).identity()) == 12
+
+
+def test_settings_that_came_later_leave_older_runs_their_names() -> None:
+    with_them = load_config(None, ["experiment.joins=[[1, 5]]", "experiment.mixture=true"])
+    stored = with_them.as_dict()
+    assert stored["experiment"]["joins"] == [[1, 5]]
+    assert parse_config(json.loads(json.dumps(stored))) == with_them
+    for key in ("joins", "mixture"):
+        del stored["experiment"][key]
+    assert parse_config(stored) == load_config(None)
+    assert parse_config(stored).as_dict() == stored
 
 
 @pytest.mark.parametrize(("section", "key"), CHANGES)

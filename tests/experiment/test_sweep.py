@@ -1,16 +1,24 @@
 """Many runs: in order, never twice, and on from where they stopped."""
 
+import contextlib
 import json
+import multiprocessing
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_runs import outcome, small_config
 
+from bcfl.experiment import run as run_module
 from bcfl.experiment import sweep as module
 from bcfl.experiment.config import Config
-from bcfl.experiment.run import start
-from bcfl.experiment.sweep import by_method, expand, mean_and_deviation, plan, sweep
+from bcfl.experiment.problem import Split
+from bcfl.experiment.run import Observer, start
+from bcfl.experiment.store import RunFolder, TakenError
+from bcfl.experiment.sweep import Planned, alike, differences, expand, mean_and_deviation, plan, sweep
 
 
 def configs(*overrides: str) -> list[Config]:
@@ -94,11 +102,19 @@ def test_a_sweep_file_stands_for_every_combination(tmp_path: Path) -> None:
         '[experiment]\nrounds = 2\n[sweep]\nmethods = ["fedavg", "ifca"]\nseeds = [3, 4]\n'
         'vary = { "training.learning_rate" = [0.1, 0.2] }\n'
     )
-    made = expand(path, ["experiment.rounds=5"])
+    made = expand([path], ["experiment.rounds=5"])
     described = [(c.method["name"], c.training.learning_rate, c.experiment.seed, c.experiment.rounds) for c in made]
-    assert described == [(m, rate, seed, 5) for m in ("fedavg", "ifca") for rate in (0.1, 0.2) for seed in (3, 4)]
+    assert described == [(m, rate, seed, 5) for seed in (3, 4) for m in ("fedavg", "ifca") for rate in (0.1, 0.2)]
     path.write_text("[experiment]\nrounds = 2\n")
-    assert [config.experiment.rounds for config in expand(path)] == [2]
+    assert [config.experiment.rounds for config in expand([path])] == [2]
+
+
+def test_the_first_seed_of_all_files_comes_before_the_second_of_any(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    first.write_text('[sweep]\nmethods = ["fedavg", "ifca"]\nseeds = [7, 1]\n')
+    second.write_text('[sweep]\nmethods = ["local"]\nvary = { "experiment.seed" = [4, 7, 2] }\n')
+    made = [(config.method["name"], config.experiment.seed) for config in expand([first, second])]
+    assert made == [("fedavg", 7), ("ifca", 7), ("local", 4), ("fedavg", 1), ("ifca", 1), ("local", 7), ("local", 2)]
 
 
 @pytest.mark.parametrize(
@@ -112,18 +128,151 @@ def test_a_sweep_file_stands_for_every_combination(tmp_path: Path) -> None:
         ('[sweep]\nvary = { "rounds" = [1] }', "rounds must be section.key"),
         ('[sweep]\nvary = { "experiment.round" = [1] }', "did you mean experiment.rounds?"),
         ('[sweep]\nmethods = ["fedavgg"]', "did you mean 'fedavg'"),
+        ('[sweep]\nseeds = [1]\nvary = { "experiment.seed" = [2] }', "must not do so again"),
     ],
 )
 def test_a_sweep_file_with_a_mistake_is_refused(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "a.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=says):
-        expand(path)
+        expand([path])
 
 
-def test_summaries_are_gathered_by_method() -> None:
-    summaries = [{"method": name, "seed": seed} for seed in (0, 1) for name in ("b", "a")]
-    assert by_method(summaries) == {name: [{"method": name, "seed": seed} for seed in (0, 1)] for name in ("b", "a")}
+def test_settings_that_differ_tell_runs_apart() -> None:
+    def described(*overrides: str) -> dict[str, dict[str, Any]]:
+        return small_config(*overrides).as_dict()
+
+    found = differences([
+        described("method.name=bcfl-g", "method.fusion=exact"),
+        described("method.name=bcfl-g", "experiment.seed=3", "data.seed=4"),  # other draws of the same settings
+        described("method.name=bcfl-mh-3", "method.forgetting=0.0"),  # of this method there is no other forgetting
+        described("method.name=fedavg", "training.momentum=0.5"),
+    ])  # fmt: skip
+    assert found == [
+        {"method.fusion": "exact", "training.momentum": 0.9},
+        {"method.fusion": "geometric", "training.momentum": 0.9},
+        {"training.momentum": 0.9},
+        {"training.momentum": 0.5},
+    ]
+
+
+def test_summaries_are_gathered_by_method_and_settings() -> None:
+    kinds = [("b", {}), ("a", {"x.y": 1}), ("a", {"x.y": 2})]
+    summaries = [{"method": name, "settings": own, "seed": seed} for seed in (0, 1) for name, own in kinds]
+    assert alike(summaries) == [
+        [{"method": name, "settings": own, "seed": seed} for seed in (0, 1)] for name, own in kinds
+    ]
+
+
+@dataclass
+class Watch:
+    """A view, and the observer of every run, that remembers."""
+
+    at_once: list[int] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    started_runs: list[str] = field(default_factory=list)
+    on_wait: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def begin(self, run: Planned, at_once: int) -> Observer:
+        self.at_once.append(at_once)
+        return self
+
+    def wait(self, at_once: int) -> None:
+        self.waits.append(at_once)
+        self.on_wait.close()
+
+    def started(self, config: Config, data: Split, first_round: int) -> None:
+        self.started_runs.append(config.label)
+
+    def round_done(self, record: dict[str, Any], seconds: float) -> None:
+        pass
+
+
+def test_what_another_process_has_in_hand_is_left_to_it_and_taken_over_when_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    runs = plan(configs()[:3], tmp_path)
+    RunFolder.create(runs[0].path, runs[0].config.as_dict())
+    watch = Watch()
+    watch.on_wait.enter_context(RunFolder(runs[0].path).locked())  # let go while the sweep waits for it
+    summaries = sweep(runs, 1, watch)
+    assert watch.started_runs == [runs[i].config.label for i in (1, 2, 0)]
+    assert watch.waits == [1]
+    assert watch.at_once == [1, 2, 2, 1]  # while the other is at work, two go on side by side
+    assert [summary["seed"] for summary in summaries] == [run.config.experiment.seed for run in runs]
+
+
+def test_a_run_that_another_process_completes_meanwhile_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = plan(configs()[:1], tmp_path)
+    real = run_module.prepare
+
+    def slow(*arguments: Any) -> Any:  # while the data are loaded, another process begins and ends the same run
+        monkeypatch.setattr(run_module, "prepare", real)
+        start(run.config, run.path, num_workers=1)
+        return real(*arguments)
+
+    monkeypatch.setattr(run_module, "prepare", slow)
+    watch = Watch()
+    assert sweep([run], 1, watch)[0]["method"] == "fedavg"
+    assert watch.started_runs == []
+    monkeypatch.setattr(run_module, "prepare", slow)
+    with pytest.raises(TakenError, match="this run, complete"):
+        start(run.config, run.path, num_workers=1)
+
+
+def sweep_and_tell(runs: Sequence[Planned], barrier: Any, told: Any) -> None:
+    watch = Watch()
+    barrier.wait(120)
+    sweep(runs, 1, watch)
+    told.put(watch.started_runs)
+
+
+def test_two_sweeps_at_once_share_the_runs(tmp_path: Path) -> None:
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["bcfl.commands"])
+    runs = plan(configs("experiment.rounds=8"), tmp_path)
+    barrier, told = processes.Barrier(2), processes.Queue()
+    both = [processes.Process(target=sweep_and_tell, args=(runs, barrier, told)) for _ in range(2)]
+    for process in both:
+        process.start()
+    shares = [told.get(timeout=120) for _ in both]
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
+    assert Counter(shares[0] + shares[1]) == Counter(run.config.label for run in runs)  # each run once
+    assert all(shares)  # and neither only looked on
+    assert all(len((run.path / "rounds.jsonl").read_text().splitlines()) == 9 for run in runs)
+
+
+def test_several_jobs_give_the_same_results_as_one(tmp_path: Path) -> None:
+    one, two = plan(configs()[:4], tmp_path / "one"), plan(configs()[:4], tmp_path / "two")
+    watch = Watch()
+    assert sweep(one, 2, watch, jobs=2) == sweep(two, 1)
+    assert watch.at_once[0] == 2
+    assert [outcome(run.path) for run in one] == [outcome(run.path) for run in two]
+
+
+@pytest.mark.parametrize(("cores", "workers", "jobs"), [(1, None, 1), (8, None, 1), (16, 8, 2), (64, 10, 6)], ids=str)
+def test_by_default_as_many_runs_at_once_as_keep_the_cores_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, workers: int | None, jobs: int
+) -> None:
+    """The small runs have 8 clients: one run cannot use more cores than that."""
+    used: list[tuple[int | None, int]] = []
+
+    @contextlib.contextmanager
+    def helpers(runs: Sequence[Planned], num_workers: int | None, count: int) -> Any:
+        used.append((num_workers, count + 1))
+        yield
+
+    monkeypatch.setattr(module.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(module, "_helpers", helpers)
+    monkeypatch.setattr(module, "_work_off", lambda runs, num_workers, view, jobs: None)
+    with pytest.raises(ValueError, match="is not a run folder"):  # nothing was run
+        sweep(plan(configs(), tmp_path), None)
+    assert used == [(workers, jobs)]
 
 
 def test_mean_and_sample_deviation() -> None:

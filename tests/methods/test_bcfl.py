@@ -357,3 +357,97 @@ def test_a_start_is_given_up_once_the_evidence_has_spoken() -> None:
     families = [m.round(m.init(clients), clients)[0].family.tolist() for m in (patient, hasty)]
     assert sorted(families[0]) == [0, 1]
     assert len(set(families[1])) == 1
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def remembering(rounds: list[list[ConjugateClient]], starts: Tensor, method: BCFL) -> list[Hypotheses]:
+    """The states of every round, of clients that only score: the models stay as they are."""
+    sizes, states = torch.ones(len(rounds[0]), dtype=torch.float64), []
+    everybody = frozenset(range(len(sizes)))
+    state = method.init(ConjugateClients(rounds[0], starts[None], sizes))
+    for index, own in enumerate(rounds, 1):
+        state, _ = method.round(state, ConjugateClients(own, starts[None], sizes, round=index, silent=everybody))
+        states.append(state)
+    return states
+
+
+def forward(rounds: list[list[ConjugateClient]], starts: Tensor, stay: float) -> list[Tensor]:
+    """The textbook's forward algorithm, client by client."""
+    num_clusters = len(starts)
+    transition = torch.full((num_clusters, num_clusters), (1 - stay) / (num_clusters - 1), dtype=torch.float64)
+    transition.fill_diagonal_(stay)
+    alpha, found = torch.full((len(rounds[0]), num_clusters), 1 / num_clusters, dtype=torch.float64), []
+    for own in rounds:
+        likelihood = torch.stack([client.log_likelihood(starts) for client in own])
+        alpha = (alpha @ transition) * (likelihood - likelihood.amax(1, keepdim=True)).exp()
+        alpha = alpha / alpha.sum(1, keepdim=True)
+        found.append(alpha)
+    return found
+
+
+@pytest.mark.parametrize("temperature", ["none", "per_example", 3.0])
+@pytest.mark.parametrize(("strategy", "count"), [("greedy", 1), ("consensus", 3), ("multi", 3)])
+def test_the_memory_is_the_forward_filter_of_every_client(strategy: Any, count: int, temperature: Any) -> None:
+    starts, rounds = world(2, 5, 4, 3)
+    method = BCFL(3, strategy, count, temperature=temperature, stay=0.8, initial="same")
+    states = remembering(rounds, starts, method)
+    for state, expected in zip(states, forward(rounds, starts, 0.8), strict=True):
+        assert torch.allclose(state.membership, expected.expand_as(state.membership))
+        assert torch.equal(state.assignment[0], expected.argmax(1))  # whatever the temperature
+
+
+def test_the_memory_calms_noise_and_follows_a_change() -> None:
+    """A client whose evidence wavers around its cluster, then speaks clearly for another."""
+    starts = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    wavering = [0.1, 0.6, 0.3, 0.55, 0.4, 0.65, 0.2, 2.5, 2.5]
+    rounds = [[ConjugateClient(torch.tensor([seen]), torch.tensor([4.0]), 0.0)] for seen in wavering]
+
+    def path(stay: Any) -> list[int]:
+        return [int(state.assignment[0, 0]) for state in remembering(rounds, starts, BCFL(2, "greedy", 1, stay=stay))]
+
+    assert path(None) == [0, 1, 0, 1, 0, 1, 0, 1, 1]
+    assert path(0.95) == [0, 0, 0, 0, 0, 0, 0, 1, 1]
+
+
+def test_a_stay_as_likely_as_any_move_is_no_memory() -> None:
+    for strategy, count in (("greedy", 1), ("multi", 2)):
+        with simulator(factory=linear) as engine:
+            with_memory, without = (run(BCFL(2, strategy, count, stay=stay), engine, 3) for stay in (0.5, None))
+        assert torch.equal(with_memory.assignment, without.assignment)
+        assert torch.equal(with_memory.models.mean, without.models.mean)
+
+
+def test_an_absent_client_becomes_less_sure() -> None:
+    method = BCFL(2, "greedy", 1, stay=0.9)
+    state, _ = method.round(method.init(tiny()), tiny())
+    after, _ = method.round(state, tiny(absent=frozenset({1}), round=2))
+    expected = 0.9 * state.membership[0, 1] + 0.1 * (1 - state.membership[0, 1])
+    assert torch.allclose(after.membership[0, 1], expected)
+
+
+def test_more_points_keep_the_memory() -> None:
+    """Points of a belief that is sure of itself are its mean: the stories, weighed again, weigh the same."""
+    starts, rounds = world(4, 3, 3, 2)
+    sure = {**EXACT, "prior_precision": 1e14, "num_clusters": 2, "max_hypotheses": 8, "stay": 0.9}
+    one, refined = (remembering(rounds, starts, BCFL(evidence_points=count, **sure))[-1] for count in (1, 4))
+    assert torch.equal(refined.assignment, one.assignment)
+    assert torch.allclose(refined.log_weight, one.log_weight, atol=1e-4)
+    forgetful = remembering(rounds, starts, BCFL(evidence_points=4, **{**sure, "stay": None}))[-1]
+    assert not torch.allclose(forgetful.log_weight, one.log_weight, atol=1e-1)
+
+
+def test_learned_stays_and_moves_are_counted_and_fade() -> None:
+    starts, rounds = world(2, 4, 4, 2)
+    states = remembering(rounds, starts, BCFL(2, "greedy", 1, stay="learn", temperature="none"))
+    assert states[0].stays.tolist() == [0, 0]  # nobody has a past yet
+    assert [float(state.stays.sum()) for state in states[1:]] == pytest.approx([4, 4 + 3.6, 4 + 3.6 + 3.24])
+
+
+def test_greedy_with_a_memory_needs_a_second_exchange() -> None:
+    with simulator(factory=linear) as engine:
+        for stay, exchanges in ((None, 1), (0.9, 2)):
+            method = BCFL(2, "greedy", 1, stay=stay)
+            _, _, clients = one_round(method, engine, method.init(engine.begin(0)))
+            assert clients.work.exchanges == exchanges

@@ -34,7 +34,8 @@ MOMENTUM_STATES = ["fresh", "client", "belief"]
 
 
 def method_of(name: str, **options: Any) -> Method:
-    return make_method(name, {**OPTIONS, **options})
+    name, *own = name.split()
+    return make_method(name, {**OPTIONS, **dict(option.split("=") for option in own), **options})
 
 
 def assert_same(first: Hypotheses, second: Hypotheses) -> None:
@@ -129,7 +130,7 @@ def test_states_are_well_formed(name: str) -> None:
     assert state.assignment.max() < num_clusters
     assert state.parent_of.shape == (num_beliefs,)
     assert state.family.shape == state.log_weight.shape
-    assert all(getattr(state, item.name) is not None for item in fields(state) if item.name != "personal")
+    assert all(getattr(state, item.name) is not None for item in fields(state) if item.default is not None)
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -159,6 +160,26 @@ def test_partial_participation(name: str) -> None:
             if before.personal is not None:
                 assert torch.equal(state.personal[gone], before.personal[gone])
         assert models_of_clients(state).isfinite().all()
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_a_latecomer_is_placed_in_its_first_round_and_leaves_no_trace_before(name: str) -> None:
+    first, last = client_data(), client_data()
+    last[5] = (*(-part if part.is_floating_point() else (part + 1) % 3 for part in last[5]),)
+    states = []
+    for clients in (first, last):
+        with simulator(from_arrays(clients), participation=Participation(joins=((5, 3),))) as engine:
+            method = method_of(name)
+            before = run(method, engine, 2)
+            assert [one is None for one in engine.evaluate(*before.points())] == [False] * 5 + [True]
+            after = advance(method, engine, before, range(3, 4))
+            assert all(one is not None for one in engine.evaluate(*after.points()))
+        states.append((before, after))
+    (before, after), (other_before, other_after) = states
+    assert torch.equal(before.models.mean, other_before.models.mean)
+    assert torch.equal(before.assignment, other_before.assignment)
+    assert not torch.equal(models_of_clients(after), models_of_clients(other_after))
+    assert int(after.assignment.min()) >= 0
 
 
 def assert_beliefs_kept(before: Hypotheses, after: Hypotheses, parents: Tensor) -> None:

@@ -63,3 +63,26 @@ def write_run(
     if complete:
         (path / "result.json").write_text("{}")
     return path
+
+
+def write_eventful_run(path: Path) -> Path:
+    """A run of 12 rounds in which clients 0 and 11 swap groups in round 7 and are followed in round 8, client 4 comes
+    in round 5, and clusters are born, merged and given up."""
+    write_run(path, rounds=12)
+    manifest = json.loads((path / "manifest.json").read_text())
+    later = list(manifest["group"])
+    later[0], later[11] = later[11], later[0]
+    (path / "manifest.json").write_text(json.dumps({**manifest, "drift": {"round": 7, "group": later}}))
+    lines = [json.loads(line) for line in (path / "associations.jsonl").read_text().splitlines()]
+    for line in lines:
+        placed = list(manifest["group"] if line["round"] < 8 else later)
+        placed[4] = -1 if line["round"] < 5 else placed[4]
+        line |= {"assignment": [placed] * 3, "parent": [0, 1, 2]}
+    birth = {"kind": "birth", "hypothesis": 0, "cluster": 3, "from": [1]}
+    lines[2]["events"] = [birth, {**birth, "hypothesis": 2, "from": []}]
+    lines[8]["events"] = [{"kind": "merge", "hypothesis": 0, "cluster": 1, "from": [1, 3]},
+                          {"kind": "death", "hypothesis": 0, "cluster": 2, "from": []}]  # fmt: skip
+    lines[10]["events"] = [{"kind": "death", "hypothesis": 1, "cluster": 2, "from": []},
+                           {"kind": "something newer", "hypothesis": 1}]  # fmt: skip
+    (path / "associations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_up_runs import write_eventful_run
 
 from bcfl.cli import main
 from bcfl.experiment.config import parse_config
@@ -225,3 +226,29 @@ def test_missing_extra_is_named(made_up: MakeRun, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs plotly.*pip install 'bcfl\[report\]'"):
         report([read_run(made_up())])
+
+
+def test_what_happened_is_in_the_trellis_and_in_words(tmp_path: Path) -> None:
+    page = report([read_run(write_eventful_run(tmp_path / "run"))])
+    figure = figures_of(page)["trellis-0"]
+    go.Figure(with_colours(figure))
+    drawn = {trace["name"]: trace for trace in figure["data"]}
+    assert {"born", "merged", "given up", "newcomer", "changes group", "found again"} <= drawn.keys()
+    assert drawn["born"]["x"] == [3, 3]
+    assert drawn["born"]["y"] == [0.7, 2.7]  # above their hypotheses' dots
+    assert drawn["given up"]["y"] == [0.48, 1.7]  # above what else happened to the first in round 9
+    assert drawn["newcomer"]["text"] == ["round 5<br>client 4 joins cluster 1"]
+    assert figure["layout"]["yaxis"]["range"][1] < 0.48  # nothing is cut off
+    assert "2 clients changed group in round 7; 2 of them were found with their new one, 2 rounds after" in page
+    assert "of the clients at rest leave their group in a round" in page
+
+
+def test_one_hypothesis_has_a_trellis_where_something_happened(tmp_path: Path, made_up: MakeRun) -> None:
+    path = made_up("g", method="bcfl-g", hypotheses=1)
+    assert "trellis-0" not in figures_of(report([read_run(path)]))
+    lines = [json.loads(line) for line in (path / "associations.jsonl").read_text().splitlines()]
+    for line in lines[:3]:
+        line["assignment"][0][0] = -1
+    (path / "associations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = [trace["name"] for trace in figures_of(report([read_run(path)]))["trellis-0"]["data"]]
+    assert "newcomer" in drawn

@@ -4,15 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up_runs import write_eventful_run
 
 from bcfl.association import co_association
-from bcfl.experiment.run import load_result
+from bcfl.experiment.config import load_config
+from bcfl.experiment.run import load_result, start
 from bcfl.report.reading import (
     FAINTEST,
     accumulated_co_association,
     client_graph,
     columns,
     group_runs,
+    marks,
     read_run,
     read_runs,
     spread,
@@ -61,6 +64,7 @@ def test_last_round_agrees_with_the_result_of_the_run(real_run: Path) -> None:
     assert result.co_association.numpy() == pytest.approx(expected.numpy())
     assert run.last("accuracy") == result.accuracy
     assert int(run.work("local_steps").sum()) == result.summary()["work"]["local_steps"]
+    assert not run.work("spared_examples").any()  # a run without racing, or from before there was any
 
 
 def test_clusters_keep_their_number_when_a_round_renames_them(made_up: MakeRun) -> None:
@@ -202,3 +206,39 @@ def test_spread_keeps_both_ends() -> None:
     assert spread(5, 10).tolist() == [0, 1, 2, 3, 4]
     assert spread(100, 4).tolist() == [0, 33, 66, 99]
     assert spread(1, 4).tolist() == [0]
+
+
+def test_marks_tell_what_happened_in_which_round_and_hypothesis(tmp_path: Path, made_up: MakeRun) -> None:
+    happened = marks(read_run(write_eventful_run(tmp_path / "run")))
+    told = [(mark.round, mark.rank, mark.kind, mark.text) for mark in happened]
+    assert told == [
+        (3, 0, "birth", "cluster 3 is born from cluster 1"),
+        (3, 2, "birth", "cluster 3 is born"),
+        (5, 0, "newcomer", "client 4 joins cluster 1"),
+        (7, 0, "drift", "client 0 changes from group 0 to group 2<br>client 11 changes from group 2 to group 0"),
+        (8, 0, "followed", "client 0 is found with group 2, in its round 2<br>"
+                           "client 11 is found with group 0, in its round 2"),
+        (9, 0, "merge", "clusters 1, 3 become cluster 1"),
+        (9, 0, "death", "cluster 2 is given up"),
+        (11, 1, "death", "cluster 2 is given up"),
+    ]  # fmt: skip
+    assert marks(read_run(made_up("plain"))) == []
+
+
+def test_drift_is_measured_as_far_as_the_run_has_got(tmp_path: Path, made_up: MakeRun) -> None:
+    path = write_eventful_run(tmp_path / "run")
+    assert read_run(path).drift == {
+        "false_switches": 0.0, "changed": 2, "found_again": 2, "rounds_until_found": 2
+    }  # fmt: skip
+    lines = (path / "associations.jsonl").read_text().splitlines(keepends=True)
+    (path / "associations.jsonl").write_text("".join(lines[:6]))  # before the change
+    assert read_run(path).drift is None
+    assert read_run(made_up("plain")).drift is None
+
+
+def test_the_reader_measures_drift_as_the_run_does(tmp_path: Path) -> None:
+    settings = ["experiment.rounds=4", "data.partition='feature(4,2)'", "data.drift_round=3", "method.stay=0.9"]
+    result = start(load_config(None, settings), tmp_path / "run", num_workers=1)
+    assert result.drift is not None
+    assert read_run(tmp_path / "run").drift == result.drift == load_result(tmp_path / "run").drift
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["drift"] == result.drift

@@ -48,10 +48,27 @@ def test_markdown_rows_align_with_the_head(made_up: MakeRun) -> None:
 def test_latex_is_a_booktabs_table_with_escaped_names(made_up: MakeRun) -> None:
     paths = [*two_methods(made_up), made_up("c", overrides=("training.local_steps=3",))]
     text = latex(group_runs(read_runs(paths)))
-    assert r"local\_steps 3" in text
+    assert r"method & local\_steps & accuracy" in text
     body = text.split("\\midrule\n")[1].split("\\bottomrule")[0].splitlines()
-    columns = text.split("{l")[1].split("}")[0].count("r") + 1
+    assert [line.split(" & ")[:2] for line in body] == [["bcfl-mh-3", "10"], ["bcfl-g", "10"], ["bcfl-mh-3", "3"]]
+    columns = len(text.split("{tabular}{")[1].split("}")[0])
     assert {line.replace(r"\&", "").count("&") + 1 for line in body} == {columns}
+
+
+def test_what_varies_has_a_column_of_its_own(made_up: MakeRun) -> None:
+    paths = [
+        made_up(f"{method}-{fusion}", method=method, overrides=(f"method.fusion={fusion}", "training.local_steps=4"))
+        for method in ("bcfl-mh-3", "bcfl-g")
+        for fusion in ("geometric", "exact")
+    ]
+    paths.append(made_up("fedavg", method="fedavg", overrides=("training.local_steps=4",)))
+    rows = list(csv.DictReader(io.StringIO(comma_separated(group_runs(read_runs(paths))))))
+    assert list(rows[0])[:3] == ["method", "fusion", "accuracy_mean"]  # all have the same steps: no column for them
+    assert [(row["method"], row["fusion"]) for row in rows] == [
+        *((method, fusion) for method in ("bcfl-mh-3", "bcfl-g") for fusion in ("geometric", "exact")), ("fedavg", "")
+    ]  # fmt: skip
+    head = markdown(group_runs(read_runs(paths))).splitlines()[0]
+    assert head.startswith("| method | fusion | accuracy |")
 
 
 def test_agreement_is_left_out_where_no_groups_are_known(made_up: MakeRun) -> None:

@@ -62,10 +62,10 @@ def _read_client(client: Any, who: str) -> dict[str, Any]:
         raise ValueError(f"{who}: must be (x, y), (x, y, x_test, y_test), a mapping or a torch Dataset of (x, y) items")
     if group is not None and (not hasattr(group, "__index__") or operator.index(group) < 0):
         raise ValueError(f"{who}: group must be a whole number from 0, not {group!r}")
-    x, y = _checked(given[0], given[1], who)
+    x, y = checked(given[0], given[1], who)
     if len(y) == 0:
         raise ValueError(f"{who}: has no training data")
-    x_test, y_test = _checked(given[2], given[3], f"{who} (test)") if len(given) == 4 else (x[:0], y[:0])
+    x_test, y_test = checked(given[2], given[3], f"{who} (test)") if len(given) == 4 else (x[:0], y[:0])
     x_test = x_test if len(y_test) else x[:0]  # an empty Dataset cannot say what shape its items would have
     return {"x": x, "y": y, "x_test": x_test, "y_test": y_test, "group": group}
 
@@ -91,7 +91,8 @@ def _tensor(values: Any, who: str) -> Tensor:
         raise ValueError(f"{who}: is not made of numbers ({error})") from error
 
 
-def _checked(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
+def checked(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
+    """Inputs as float32 and labels as int64, one row each per example; what does not fit is named, with `who`."""
     x, y = _tensor(x, who), _tensor(y, who)
     if y.dim() != 1 or (len(y) and (y.is_floating_point() or y.is_complex())):
         raise ValueError(f"{who}: y must be one row of integer labels, but is {y.dtype} of shape {tuple(y.shape)}")

@@ -23,7 +23,7 @@ def manifest(
     data: FederatedData, dataset_name: str, spec: str, seed: int, *, share_floor: float = 0.0
 ) -> dict[str, Any]:
     """What identifies the split of `data`, ready for JSON: its origin, every client's sizes and labels, its hash."""
-    return {
+    record = {
         "format": FORMAT,
         "dataset": dataset_name,
         "partition": spec,
@@ -38,6 +38,22 @@ def manifest(
         "num_unused": data.num_unused,
         "sha256": _split_hash(data),
     }
+    if data.drift is not None:
+        later = data.group_in(data.drift.round)
+        record["drift"] = {
+            "round": data.drift.round,
+            "source": data.drift.source.tolist(),
+            "group": None if later is None else later.tolist(),
+        }
+    return record
+
+
+def groups_in(record: Mapping[str, Any], round_index: int) -> Tensor | None:
+    """The true groups in that round, as a manifest tells them; None where they are not known."""  # (client,)
+    drift, group = record.get("drift"), record["group"]
+    if drift is not None and round_index >= drift["round"]:
+        group = drift["group"]
+    return None if group is None else torch.tensor(group)
 
 
 def verify_manifest(data: FederatedData, expected: Mapping[str, Any]) -> None:
@@ -51,6 +67,8 @@ def verify_manifest(data: FederatedData, expected: Mapping[str, Any]) -> None:
     for key in COMPARED:
         if actual[key] != expected[key]:
             raise ValueError(f"the split differs from its manifest: {_difference(key, actual[key], expected[key])}")
+    if actual.get("drift") != expected.get("drift"):
+        raise ValueError("the split differs from its manifest: other clients change their data, or in another round")
 
 
 def _difference(key: str, actual: Any, expected: Any) -> str:

@@ -34,6 +34,14 @@ MIN_GROUP_SHARE = 0.3  # of an equal share of the test set
 
 
 @dataclass(frozen=True)
+class Drift:
+    """A change of who holds what in mid-run; only simulations know of one beforehand."""
+
+    round: int  # the first round of the new order
+    source: Tensor  # (client,) -> the client whose data it holds from then on
+
+
+@dataclass(frozen=True)
 class FederatedData:
     """All clients' data: shared pools of examples and, per client, the indices that it holds."""
 
@@ -47,10 +55,17 @@ class FederatedData:
     num_classes: int
     num_unused: int  # training and test examples that no client holds
     description: str
+    drift: Drift | None = None
 
     @property
     def num_clients(self) -> int:
         return len(self.train_of)
+
+    def group_in(self, round_index: int) -> Tensor | None:
+        """The true group of every client in that round, where known."""  # (client,)
+        if self.group is None or self.drift is None or round_index < self.drift.round:
+            return self.group
+        return self.group[self.drift.source]
 
     @property
     def num_examples(self) -> Tensor:

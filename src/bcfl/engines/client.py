@@ -1,5 +1,7 @@
 """What one client does when it is asked: the same in every engine, so that every engine gives the same numbers."""
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,10 +9,11 @@ import torch
 from torch import Tensor
 
 from bcfl import local
-from bcfl.federation import prior_of
-from bcfl.gaussian import Gaussian
+from bcfl.federation import num_held_out
+from bcfl.gaussian import Gaussian, distinct, temper
 from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
+from bcfl.racing import moments, race
 from bcfl.randomness import generator
 
 LARGEST = 1e18  # of a mean or precision: training that went off beyond it has diverged
@@ -64,9 +67,13 @@ class Learning(Protocol):
         momentum: Tensor | None = None,
     ) -> tuple[Gaussian, Tensor]: ...
 
-    def log_likelihoods(self, model: FlatModel, vectors: Tensor, examples: Examples, rows: Tensor) -> Tensor: ...
+    def log_likelihoods(
+        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor
+    ) -> Tensor: ...
 
-    def evaluate(self, model: FlatModel, vector: Tensor, examples: Examples, num_classes: int) -> Evaluation: ...
+    def log_probabilities(
+        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -81,16 +88,83 @@ class LocalClient:
     draws_globally: bool  # whether the model draws from torch's global generator: see local.check_model
     learning: Learning = local  # who computes
 
+    def num_scored(self, max_examples: int | None, held_out: float = 0.0) -> int:
+        """How many examples a score uses."""
+        num_examples = len(self.scored(held_out))
+        return min(num_examples, max_examples or num_examples)
+
     def score(
-        self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, summary: local.Summary
+        self,
+        model: FlatModel,
+        models: Tensor | Sequence[Tensor],
+        round_index: int,
+        max_examples: int | None,
+        summary: local.Summary,
+        held_out: float = 0.0,
     ) -> Tensor:
         """A number per model that says how well it explains the client's data."""  # (model, vector) -> (model,)
-        return summary(self.log_likelihoods(model, models, round_index, max_examples), len(self.train))
+        values = self.log_likelihoods(model, models, round_index, max_examples, held_out)
+        return summary(values, len(self.scored(held_out)))
 
-    def log_likelihoods(self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None) -> Tensor:
-        """log p(y|x) under each model of the examples that this round scores."""  # (model, example)
-        rows = local.scoring_rows(len(self.train), max_examples, self._stream("score", round_index, self.index))
-        return self.learning.log_likelihoods(model, models, self.train, rows)
+    def log_likelihoods(
+        self,
+        model: FlatModel,
+        models: Tensor | Sequence[Tensor],
+        round_index: int,
+        max_examples: int | None,
+        held_out: float = 0.0,
+        part: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """log p(y|x) under each model of the examples that this round scores.
+
+        A part (first, last) is of these examples in a random order: as they lie they may be sorted by label.
+        """  # (model, example)
+        examples = self.scored(held_out)
+        rows = local.scoring_rows(len(examples), max_examples, self._stream("score", round_index, self.index))
+        if part is not None:
+            order = torch.randperm(len(rows), generator=self._stream("look", round_index, self.index))
+            rows = rows[order[slice(*part)]]
+        return self.learning.log_likelihoods(model, models, examples, rows)
+
+    def best(
+        self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, racing: float
+    ) -> tuple[int, int]:
+        """The model that explains the client's data best, and how many (example, model) pairs were scored to find it.
+
+        With `racing` it is another one with that probability at most: see `bcfl.racing`.
+        """
+        num_models, num_scored, pairs = len(models), self.num_scored(max_examples), 0
+        left = torch.arange(num_models)
+
+        def look(wanted: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+            nonlocal pairs
+            own = wanted[0].nonzero()[:, 0]
+            pairs += len(own) * (last - first)
+            part = self.log_likelihoods(model, [models[m] for m in own], round_index, max_examples, part=(first, last))
+            mean, covariance = among(num_models, own, *moments(part))
+            return mean[None], covariance[None]
+
+        if racing:
+            one = torch.ones(1, dtype=torch.float64)
+            wanted, _ = race(look, one.bool(), one * num_scored, one, left[None], one.log(), 1, racing)
+            left = wanted[0].nonzero()[:, 0]
+            if len(left) == 1:
+                return int(left), pairs
+        contenders = [models[m] for m in left]
+        scores = self.score(model, contenders, round_index, max_examples, local.total_log_likelihood)
+        return int(left[scores.argmax()]), pairs + len(left) * num_scored
+
+    def scored(self, held_out: float) -> Examples:
+        """The examples that scores are taken on: all, or those that are held out from training."""
+        return self._part(held_out, held=True)
+
+    def _part(self, held_out: float, held: bool) -> Examples:
+        """The examples held out, or those left for training; who is which is the same in every round and engine."""
+        count = int(num_held_out(torch.tensor(len(self.train), dtype=torch.float64), held_out))
+        if not count:  # nothing is held out, or of a single example nothing can be
+            return self.train
+        order = torch.randperm(len(self.train), generator=generator(self.seed, "held out", self.index))
+        return dataclasses.replace(self.train, index=self.train.index[order[:count] if held else order[count:]])
 
     def fit(
         self,
@@ -103,13 +177,14 @@ class LocalClient:
         start: Tensor | None = None,
         num_steps: int | None = None,
         momentum: Tensor | None = None,
+        held_out: float = 0.0,
     ) -> tuple[Gaussian, Tensor]:
         """The client's posterior from the prior belief^strength, and the momentum at its end."""
         return self.learning.fit(
             model,
             belief.mean if start is None else start,
-            prior_of(belief, strength, model.num_parameters),
-            self.train,
+            temper(belief[: model.num_parameters], strength),  # flat on the statistics: they have no part in it
+            self._part(held_out, held=False),
             self.training,
             self._stream("fit", round_index, self.index),  # the same batches for every belief: a fair comparison
             curvature=curvature,
@@ -117,10 +192,15 @@ class LocalClient:
             momentum=momentum,
         )
 
-    def evaluate(self, model: FlatModel, vector: Tensor, num_classes: int) -> Evaluation | None:
-        """How the model does on the client's test data; None if it has none."""
+    def evaluate(
+        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], log_weight: Tensor, num_classes: int
+    ) -> Evaluation | None:
+        """How the mixture of these models, often a single one, does on the client's test data; None if it has none."""
+        if not len(self.test):
+            return None
         self._stream("evaluate", self.index)
-        return self.learning.evaluate(model, vector, self.test, num_classes) if len(self.test) else None
+        log_p = self.learning.log_probabilities(model, vectors, self.test, torch.arange(len(self.test)))
+        return local.evaluate(local.log_mixture(log_p, log_weight), self.test.y[self.test.index], num_classes)
 
     def _stream(self, *path: int | str) -> torch.Generator:
         """The client's stream of that name; torch's global generator joins it if the model draws from that."""
@@ -130,9 +210,35 @@ class LocalClient:
         return stream
 
 
+def wanted_models(present: Tensor, num_models: int, wanted: Tensor | None) -> dict[int, Tensor]:
+    """Which models each client is to score, for the present clients that are to score any; all of them by default."""
+    clients: list[int] = present.nonzero()[:, 0].tolist()
+    if wanted is None:
+        return dict.fromkeys(clients, torch.arange(num_models))
+    return {client: wanted[client].nonzero()[:, 0] for client in clients if wanted[client].any()}
+
+
+def among(num_models: int, own: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """What a look at a client's own models tells, in its place among all models; NaN for the others."""
+    all_means = torch.full((num_models,), torch.nan, dtype=torch.float64)
+    all_covariances = torch.full((num_models, num_models), torch.nan, dtype=torch.float64)
+    all_means[own] = mean
+    all_covariances[own[:, None], own] = covariance
+    return all_means, all_covariances
+
+
+@dataclass(frozen=True)
+class Later:
+    """A client once its data have changed, and the round in which they do; only simulations know beforehand."""
+
+    round: int
+    client: LocalClient
+    group: int | None  # its true group from then on
+
+
 def is_usable(posterior: Gaussian) -> bool:
     """Whether a client's answer can be fused: finite, and small enough that its products and their sums stay so."""
-    extremes = (end for values in (posterior.mean, posterior.precision) for end in values.aminmax())
+    extremes = (end for values in (posterior.mean, posterior.precision) for end in distinct(values).aminmax())
     return all(-LARGEST <= float(end) <= LARGEST for end in extremes)  # no comparison with a NaN is true
 
 

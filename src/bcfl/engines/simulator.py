@@ -1,8 +1,8 @@
 """Many clients on one machine: distinct jobs only, in threads or stacked on a device, the same answers either way."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -11,13 +11,23 @@ from torch import Tensor
 
 from bcfl import local
 from bcfl.data.partition import FederatedData
-from bcfl.engines.client import LocalClient, continued_momentum, draw_model, is_usable, layout_of
+from bcfl.engines.client import (
+    LocalClient,
+    among,
+    continued_momentum,
+    draw_model,
+    is_usable,
+    layout_of,
+    wanted_models,
+)
+from bcfl.engines.memory import give_back_memory, keep_freed_memory
 from bcfl.engines.stacked import Stack, find_device
 from bcfl.engines.workers import Workers
-from bcfl.federation import Choice, Jobs, Work
+from bcfl.federation import Choice, Jobs, Mixture, Work
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
 from bcfl.models import FlatModel, ModelFactory, build
+from bcfl.racing import moments
 from bcfl.randomness import numpy_generator
 
 T = TypeVar("T")
@@ -30,14 +40,24 @@ class Participation:
     clients_per_round: float = 1.0  # up to 1: a share of all clients; above: their number
     dropout: float = 0.0  # probability that a chosen client vanishes before it answers anything
     straggling: float = 0.0  # probability that a client answers a score in time, but not a fit
+    joins: tuple[tuple[int, int], ...] = ()  # (client, the first round it can take part in); all others from the start
+
+    def joined(self, num_clients: int, round_index: int) -> Tensor:
+        """Who belongs to the federation by that round."""  # (client,) bool
+        joined = torch.ones(num_clients, dtype=torch.bool)
+        for client, first_round in self.joins:
+            joined[client] = round_index >= first_round
+        return joined
 
     def draw(self, num_clients: int, seed: int, round_index: int) -> tuple[Tensor, Tensor]:
         """Who is present and who is in time for the fit; at least one client is present."""  # (client,) bool each
         random = numpy_generator(seed, "participation", round_index)
-        share = self.clients_per_round
-        count = round(share * num_clients) if share <= 1 else int(share)
+        share, joined = self.clients_per_round, self.joined(num_clients, round_index)
+        num_joined = int(joined.sum())
+        count = round(share * num_joined) if share <= 1 else int(share)
         present = torch.zeros(num_clients, dtype=torch.bool)
-        chosen = random.permutation(num_clients)[: min(max(count, 1), num_clients)]
+        order = random.permutation(num_clients)
+        chosen = order[joined.numpy()[order]][: min(max(count, 1), num_joined)]
         vanished = random.random(len(chosen)) < self.dropout
         vanished[0] &= not vanished.all()  # a round needs somebody
         present[chosen[~vanished]] = True
@@ -58,6 +78,7 @@ class Simulator:
         num_workers: int | None = None,
         device: str = "cpu",
     ):
+        keep_freed_memory()
         self.factory, self.training, self.seed = factory, training, seed
         self.participation = participation or Participation()
         (x_train, images), (x_test, _) = local.pool(data.x_train), local.pool(data.x_test)
@@ -77,6 +98,10 @@ class Simulator:
             LocalClient(c, *own, training, seed, draws_globally, stack or local)
             for c, own in enumerate(zip(train, test, strict=True))
         ]
+        self.drift = data.drift
+        if data.drift is not None:  # the same clients once their data have changed
+            sources = zip(self.clients, data.drift.source.tolist(), strict=True)
+            self._later = [replace(own, train=train[s], test=test[s]) for own, s in sources]
         # client -> belief -> the momentum that the client keeps of it: only for momentum_state = "client".
         self.momentum: dict[int, dict[int, Tensor]] = {}
         # The server's own sums, spread over the cores, would fight the workers and depend on how many cores there are.
@@ -85,6 +110,7 @@ class Simulator:
 
     def close(self) -> None:
         self._machine.close()
+        give_back_memory()
         torch.set_num_threads(self._threads_before)
 
     def __enter__(self) -> "Simulator":
@@ -97,6 +123,12 @@ class Simulator:
     def num_clients(self) -> int:
         return len(self.clients)
 
+    def clients_in(self, round_index: int) -> tuple[list[LocalClient], Tensor]:
+        """The clients with the data that they hold in that round, and how many training examples each has."""
+        if self.drift is None or round_index < self.drift.round:
+            return self.clients, self.num_examples
+        return self._later, self.num_examples[self.drift.source]
+
     def begin(self, round_index: int) -> "SimulatedClients":
         return SimulatedClients(self, round_index)
 
@@ -104,14 +136,21 @@ class Simulator:
         """The results of the tasks, in their order; only a few are ever ahead, so that memory stays bounded."""
         return self._machine.stream(tasks)
 
-    def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]:
-        """Each client's model on its own test data; None for a client without any."""
+    def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:
+        """Each client's mixture of models on the test data that it holds in that round.
 
-        def task(client: LocalClient, vector: Tensor) -> Callable[[FlatModel], Evaluation | None]:
-            return lambda model: client.evaluate(model, vector, self.num_classes)
+        None for a client without any, or that is not there yet.
+        """
+        joined = self.participation.joined(self.num_clients, round_index)
 
-        pairs = zip(self.clients, model_of_client.tolist(), strict=True)
-        return list(self.stream(task(client, models[m]) for client, m in pairs))
+        def task(client: LocalClient, mixture: Mixture) -> Callable[[FlatModel], Evaluation | None]:
+            if not joined[client.index]:
+                return lambda model: None
+            log_weight = torch.tensor(list(mixture.values()), dtype=torch.float64).log()
+            return lambda model: client.evaluate(model, [models[m] for m in mixture], log_weight, self.num_classes)
+
+        pairs = zip(self.clients_in(round_index)[0], mixtures, strict=True)
+        return list(self.stream(task(client, mixture) for client, mixture in pairs))
 
 
 class SimulatedClients:
@@ -119,7 +158,7 @@ class SimulatedClients:
 
     def __init__(self, engine: Simulator, round_index: int):
         self.engine, self.round, self.seed = engine, round_index, engine.seed
-        self.num_examples = engine.num_examples
+        self.clients, self.num_examples = engine.clients_in(round_index)
         self.layout, self.local_steps = engine.layout, engine.training.local_steps
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
         self.num_statistics = self.layout.num_statistics
@@ -130,25 +169,64 @@ class SimulatedClients:
     def draw_model(self, *path: int) -> Tensor:
         return draw_model(self.engine.factory, self.layout, self.seed, *path)
 
-    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        return self._score(models, max_examples, local.total_log_likelihood)
+    def score(
+        self,
+        models: Tensor,
+        max_examples: int | None = None,
+        wanted: Tensor | None = None,
+        held_out: float = 0.0,
+    ) -> Tensor:
+        return self._score(models, max_examples, local.total_log_likelihood, wanted, held_out)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         return self._score(models, max_examples, local.share_explained)
 
-    def _score(self, models: Tensor, max_examples: int | None, summary: local.Summary) -> Tensor:
-        clients = self._present_clients()
-        tasks = (
-            partial(self._scores_of, c, models=models, max_examples=max_examples, summary=summary) for c in clients
-        )
+    def _score(
+        self,
+        models: Tensor,
+        max_examples: int | None,
+        summary: local.Summary,
+        wanted: Tensor | None = None,
+        held_out: float = 0.0,
+    ) -> Tensor:
+        def task(client: int, own: Tensor, model: FlatModel) -> Tensor:
+            vectors = [models[m] for m in own]
+            return self.clients[client].score(model, vectors, self.round, max_examples, summary, held_out)
+
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
-        for client, row in zip(clients, self.engine.stream(tasks), strict=True):
-            scores[client] = row
-            self._count_scored(client, len(models), max_examples)
-        self.work.exchanges += 1
-        self.work.scalars_up += len(clients) * len(models)
-        self.work.parameters_down += len(clients) * len(models) * self.layout.num_evaluated
+        own_of = wanted_models(self.present, len(models), wanted)
+        answers = self.engine.stream(partial(task, *item) for item in own_of.items())
+        for (client, own), row in zip(own_of.items(), answers, strict=True):
+            scores[client, own] = row
+        for client in self._present_clients():
+            num_scored = self.clients[client].num_scored(max_examples, held_out)
+            in_full = None if wanted is None else len(models) * num_scored
+            self.work.count_scored(len(own_of.get(client, [])) * num_scored, in_full)
+        self._count_asked(own_of)
+        self.work.scalars_up += sum(len(own) for own in own_of.values())
         return scores
+
+    def look(
+        self, models: Tensor, max_examples: int | None, wanted: Tensor, first: int, last: int
+    ) -> tuple[Tensor, Tensor]:
+        def task(client: int, own: Tensor, model: FlatModel) -> tuple[Tensor, Tensor]:
+            vectors, part = [models[m] for m in own], (first, last)
+            return moments(self.clients[client].log_likelihoods(model, vectors, self.round, max_examples, part=part))
+
+        mean = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
+        covariance = torch.full((*mean.shape, len(models)), torch.nan, dtype=torch.float64)
+        own_of = wanted_models(self.present, len(models), wanted)
+        answers = self.engine.stream(partial(task, *item) for item in own_of.items())
+        for (client, own), answer in zip(own_of.items(), answers, strict=True):
+            mean[client], covariance[client] = among(len(models), own, *answer)
+            self.work.count_scored(len(own) * (last - first), 0)
+            self.work.scalars_up += len(own) * (len(own) + 1)
+        self._count_asked(own_of)
+        return mean, covariance
+
+    def _count_asked(self, own_of: dict[int, Tensor]) -> None:
+        self.work.exchanges += bool(own_of)
+        self.work.parameters_down += sum(len(own) for own in own_of.values()) * self.layout.num_evaluated
 
     def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
         pairs = zip(jobs.belief.tolist(), jobs.client.tolist(), strict=True)
@@ -167,20 +245,22 @@ class SimulatedClients:
             yield self._received(client, belief, jobs, *next(results))
 
     def fit_best(
-        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
     ) -> Iterator[Choice]:
-        def task(client: int, model: FlatModel) -> tuple[int, tuple[Gaussian, Tensor]]:
-            scores = self._scores_of(client, model, models.mean, max_examples, local.total_log_likelihood)
-            best = int(scores.argmax())
-            return best, self._posterior_of(client, best, models, jobs, 0, model)
+        def task(client: int, model: FlatModel) -> tuple[int, int, tuple[Gaussian, Tensor]]:
+            own = self.clients[client]
+            best, num_scored = own.best(model, models.mean, self.round, max_examples, racing)
+            return best, num_scored, self._posterior_of(client, best, models, jobs, 0, model)
 
         jobs = Jobs(torch.empty(0), torch.empty(0), strength=torch.tensor([strength]), curvature=curvature)
         clients = self._present_clients()
         in_time = [client for client in clients if self.in_time[client]]
         self.work.exchanges += 1
         self.work.late += len(clients) - len(in_time)
-        for client, (best, answer) in zip(in_time, self.engine.stream(partial(task, c) for c in in_time), strict=True):
-            self._count_scored(client, len(models), max_examples)
+        answers = self.engine.stream(partial(task, client) for client in in_time)
+        for client, (best, num_scored, answer) in zip(in_time, answers, strict=True):
+            in_full = len(models) * self.clients[client].num_scored(max_examples)
+            self.work.count_scored(num_scored, in_full if racing else None)
             self.work.scalars_up += 1
             self.work.parameters_down += len(models) * self.layout.numbers_sent(curvature)
             yield Choice(client, best, self._received(client, best, jobs, *answer))
@@ -188,16 +268,11 @@ class SimulatedClients:
     def _present_clients(self) -> list[int]:
         return self.present.nonzero()[:, 0].tolist()
 
-    def _scores_of(
-        self, client: int, model: FlatModel, models: Tensor, max_examples: int | None, summary: local.Summary
-    ) -> Tensor:
-        return self.engine.clients[client].score(model, models, self.round, max_examples, summary)
-
     def _posterior_of(
         self, client: int, belief: int, models: Gaussian, jobs: Jobs, job: int, model: FlatModel
     ) -> tuple[Gaussian, Tensor]:
         parent = belief if jobs.parent_of is None else int(jobs.parent_of[belief])
-        return self.engine.clients[client].fit(
+        return self.clients[client].fit(
             model,
             models[belief],
             self.round,
@@ -206,6 +281,7 @@ class SimulatedClients:
             start=None if jobs.start is None else jobs.start[client],
             num_steps=jobs.num_steps,
             momentum=continued_momentum(self._momentum_before.get(client, {}), parent),
+            held_out=jobs.held_out,
         )
 
     def _received(self, client: int, belief: int, jobs: Jobs, posterior: Gaussian, momentum: Tensor) -> Gaussian | None:
@@ -220,7 +296,3 @@ class SimulatedClients:
                 self.engine.momentum[client] = {}
             self.engine.momentum[client][belief] = momentum
         return posterior
-
-    def _count_scored(self, client: int, num_models: int, max_examples: int | None) -> None:
-        num_examples = len(self.engine.clients[client].train)
-        self.work.scored_examples += num_models * min(num_examples, max_examples or num_examples)

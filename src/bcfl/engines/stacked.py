@@ -21,7 +21,7 @@ from bcfl import local
 from bcfl.engines.meeting import Meeting
 from bcfl.engines.stacked_model import StackedModel
 from bcfl.gaussian import Gaussian
-from bcfl.local import Evaluation, Examples, Training
+from bcfl.local import Examples, Training
 from bcfl.models import FlatModel
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class _Fit:
 class _Outputs:
     """What each model says of some examples of a client."""
 
-    vectors: Tensor  # (model, vector)
+    vectors: Tensor | Sequence[Tensor]  # (model, vector)
     examples: Examples
     rows: Tensor
 
@@ -136,16 +136,20 @@ class Stack:
         answer: tuple[Gaussian, Tensor] = self._meeting.ask(asked)
         return answer
 
-    def log_likelihoods(self, model: FlatModel, vectors: Tensor, examples: Examples, rows: Tensor) -> Tensor:
+    def log_likelihoods(
+        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor
+    ) -> Tensor:
         """As local.log_likelihoods."""  # (model, example)
         outputs: Tensor = self._meeting.ask(_Outputs(vectors, examples, rows))
         y = examples.y[examples.index[rows]].expand(len(vectors), -1)
         return local.floored(-F.cross_entropy(outputs.movedim(2, 1), y, reduction="none"))
 
-    def evaluate(self, model: FlatModel, vector: Tensor, examples: Examples, num_classes: int) -> Evaluation:
-        """As local.evaluate."""
-        outputs: Tensor = self._meeting.ask(_Outputs(vector[None], examples, torch.arange(len(examples))))
-        return local.tally([(outputs[0], examples.y[examples.index])], num_classes)
+    def log_probabilities(
+        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor
+    ) -> Tensor:
+        """As local.log_probabilities."""  # (model, example, class)
+        outputs: Tensor = self._meeting.ask(_Outputs(vectors, examples, rows))
+        return local.floored(outputs.log_softmax(2))
 
     def _answer(self, questions: Sequence[_Fit | _Outputs]) -> list[Any]:
         alike: dict[Hashable, list[int]] = {}

@@ -19,6 +19,15 @@ from bcfl.methods import make_method, option_types
 
 DEFAULT_METHOD = "bcfl-mh-3"
 FROM_PYTHON = "given in Python"  # stands for a factory where a caller brought clients or a model of their own
+# Settings younger than published runs, and what they are when off: then they are left out of what is written down, so
+# that older runs keep their names and can be resumed.
+YOUNGER: dict[tuple[str, str], Any] = {
+    ("data", "drift_round"): None,
+    ("experiment", "joins"): [],
+    ("experiment", "mixture"): False,
+    ("method", "stay"): None,
+    ("method", "racing"): 0.0,
+}
 MODEL_FOR = {
     "digits": "mlp",
     "fashion_mnist": "fashion_cnn",
@@ -44,6 +53,8 @@ class DataConfig:
     rotations: tuple[int, ...] | None = None  # of digits
     domains: tuple[str, ...] | None = None  # of digits_five
     validation: float = 0.0  # test on this share of the clients' training data instead of the test data
+    drift_round: int | None = None  # from this round on some clients hold the data of a client of another group
+    drift_share: float = 0.25  # of the clients: so many change, in pairs that swap their data
 
 
 @dataclass(frozen=True)
@@ -65,9 +76,11 @@ class ExperimentConfig:
     clients_per_round: float = 1.0
     dropout: float = 0.0
     straggling: float = 0.0
+    joins: tuple[tuple[int, int], ...] = ()  # [[client, first round], …]: who is not there from the start
+    mixture: bool = False  # evaluate each client's predictive mixture over the hypotheses beside its best model
 
     def participation(self) -> Participation:
-        return Participation(self.clients_per_round, self.dropout, self.straggling)
+        return Participation(self.clients_per_round, self.dropout, self.straggling, self.joins)
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,11 @@ class Config:
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Plain values, ready for JSON."""
         plain: dict[str, dict[str, Any]] = json.loads(json.dumps(dataclasses.asdict(self)))  # tuples become lists
+        for (section, key), off in YOUNGER.items():
+            if plain[section].get(key, off) == off:
+                plain[section].pop(key, None)
+        if "drift_round" not in plain["data"]:
+            del plain["data"]["drift_share"]
         return plain
 
     def identity(self) -> str:
@@ -262,9 +280,19 @@ def _check_ranges(config: Config) -> None:
         "experiment.clients_per_round": (experiment.clients_per_round > 0, "> 0"),
         "experiment.dropout": (0 <= experiment.dropout < 1, "in [0, 1)"),
         "experiment.straggling": (0 <= experiment.straggling < 1, "in [0, 1)"),
+        "experiment.joins": (
+            all(client >= 0 and first_round >= 1 for client, first_round in experiment.joins)
+            and len(dict(experiment.joins)) == len(experiment.joins),
+            "a list of [client, first round ≥ 1], every client once",
+        ),
         "data.share_floor": (0 <= data.share_floor < 1, "in [0, 1)"),
         "data.min_examples": (data.min_examples >= 1, "≥ 1"),
         "data.validation": (0 <= data.validation < 1, "in [0, 1)"),
+        "data.drift_round": (
+            data.drift_round is None or 2 <= data.drift_round <= experiment.rounds,
+            f"from 2 to experiment.rounds = {experiment.rounds}",
+        ),
+        "data.drift_share": (data.drift_round is None or 0 < data.drift_share <= 1, "in (0, 1]"),
     }
     at_least = {"num_clusters": 1, "evidence_points": 1, "scoring_examples": 1, "selection": 1, "warm_up_rounds": 0}
     at_least |= {"prior_precision": 0, "proximal": 0}
@@ -273,8 +301,18 @@ def _check_ranges(config: Config) -> None:
         rules[f"method.{name}"] = (value is None or value >= at_least[name], f"≥ {at_least[name]}")
     if "forgetting" in config.method:
         rules["method.forgetting"] = (0 <= config.method["forgetting"] <= 1, "in [0, 1]")
+    if isinstance(config.method.get("stay"), float):
+        rules["method.stay"] = (0 < config.method["stay"] < 1, 'in (0, 1), or "learn"')
     if "min_weight" in config.method:
         rules["method.min_weight"] = (0 <= config.method["min_weight"] < 1, "in [0, 1)")
+    if config.method.get("racing"):
+        rules["method.racing"] = (
+            0 < config.method["racing"] < 1
+            and config.method["evidence_points"] == 1
+            and config.method["cluster_size"] is None
+            and config.method["stay"] is None,  # memory needs how likely every cluster is, not only the likely ones
+            "0 (off), or in (0, 1) with evidence_points = 1 and without cluster_size or stay",
+        )
     if "give_up_weight" in config.method:
         rules["method.give_up_weight"] = (0 < config.method["give_up_weight"] <= 1, "in (0, 1]")
     for name in {"sigma", "alpha", "smoothing", "temperature"} & config.method.keys():

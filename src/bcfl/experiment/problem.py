@@ -12,6 +12,7 @@ from torch import Tensor
 from bcfl.association import num_hypotheses
 from bcfl.data.arrays import from_arrays
 from bcfl.data.datasets import DATASETS, load
+from bcfl.data.drift import with_drift
 from bcfl.data.partition import FederatedData, partition, with_validation
 from bcfl.experiment.config import FROM_PYTHON, Config
 from bcfl.federation import Method
@@ -28,8 +29,7 @@ class Split(Protocol):
     @property
     def description(self) -> str: ...
 
-    @property
-    def group(self) -> Tensor | None: ...  # (client,)
+    def group_in(self, round_index: int) -> Tensor | None: ...  # (client,)
 
 
 S = TypeVar("S", bound=Split)
@@ -57,6 +57,7 @@ def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
     num_clusters = getattr(method, "num_clusters", 1)
     if num_clusters > data.num_clients:
         raise ValueError(f"method.num_clusters is {num_clusters}, but there are only {data.num_clients} clients")
+    _check_joins(config, data.num_clients)
     max_hypotheses = getattr(method, "max_hypotheses", 1)
     possible = num_hypotheses(num_clusters, min(data.num_clients, 64), overlapping=False)
     if max_hypotheses > possible:
@@ -65,6 +66,16 @@ def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
     if config.method.get("cluster_size") is not None:
         _check_cluster_size(config, num_clusters, data.num_clients)
     return Problem(data, factory, method)
+
+
+def _check_joins(config: Config, num_clients: int) -> None:
+    """Nothing happens if whoever joins late is one of the clients, and somebody is there from the start."""
+    late = dict(config.experiment.joins)
+    beyond = [client for client in late if client >= num_clients]
+    if beyond:
+        raise ValueError(f"experiment.joins names client {beyond[0]}, but the clients are 0 to {num_clients - 1}")
+    if len(late) == num_clients:
+        raise ValueError("experiment.joins must leave at least one client that is there from the start")
 
 
 def _check_cluster_size(config: Config, num_clusters: int, num_clients: int) -> None:
@@ -81,8 +92,17 @@ def _check_cluster_size(config: Config, num_clusters: int, num_clients: int) -> 
 
 def load_data(config: Config, clients: Sequence[Any] | None = None) -> FederatedData:
     """The configured data, cut into clients, or a user's own clients."""
-    data = _whole_data(config, clients)
-    return with_validation(data, config.data.validation, config.experiment.seed) if config.data.validation else data
+    data, section = _whole_data(config, clients), config.data
+    if section.validation:
+        data = with_validation(data, section.validation, config.experiment.seed)
+    if section.drift_round is not None:
+        data = with_drift(data, section.drift_round, section.drift_share, split_seed(config))
+    return data
+
+
+def split_seed(config: Config) -> int:
+    """The seed from which it is drawn who holds what."""
+    return config.experiment.seed if config.data.seed is None else config.data.seed
 
 
 def _whole_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
@@ -93,7 +113,7 @@ def _whole_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
         return from_arrays(clients)
     options = {"rotations": section.rotations, "domains": section.domains}
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    seed = config.experiment.seed if section.seed is None else section.seed
+    seed = split_seed(config)
     if "seed" in (DATASETS[section.name].options if section.name in DATASETS else {}):
         given["seed"] = seed
     return partition(

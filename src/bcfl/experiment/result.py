@@ -8,9 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from bcfl.association import align, co_association, entropy, marginals
+from bcfl.evidence import Temperature
 from bcfl.experiment.config import Config
-from bcfl.federation import Hypotheses, RoundInfo
-from bcfl.models import FlatModel, ModelFactory, build
+from bcfl.experiment.prediction import Newcomer, Predictor, associate, client_mixture, module_of, predictor_of
+from bcfl.federation import Hypotheses, Mixture, RoundInfo
+from bcfl.gaussian import flat
+from bcfl.models import ModelFactory
+from bcfl.predictive import ClusterPrior
+
+MIXTURE = ("accuracy", "nll", "ece", "brier")  # what is compared between a mixture and a single model
 
 
 @dataclass(frozen=True)
@@ -22,8 +28,9 @@ class Result:
     info: RoundInfo | None  # the last round's hypotheses, before any merging
     history: list[dict[str, Any]]  # one record a round, round 0 first
     factory: ModelFactory
-    group: Tensor | None  # (client,) true groups, where known
+    group: Tensor | None  # (client,) true groups at the end, where known
     path: Path | None  # the run folder, if there is one
+    drift: dict[str, Any] | None = None  # how changes of the true groups were followed: see metrics.follow_drift
 
     @property
     def assignment(self) -> Tensor:
@@ -52,12 +59,38 @@ class Result:
     @property
     def models(self) -> list[nn.Module]:
         """The clusters' models in the best hypothesis, ready to use."""
-        return [self._module(self.state.models.mean[int(belief)]) for belief in self.state.model_of[0]]
+        return [module_of(self.factory, self.state.models.mean[int(belief)]) for belief in self.state.model_of[0]]
 
     def predictor(self, client: int) -> nn.Module:
         """The model that serves a client, in evaluation mode."""
         vectors, model_of_client = self.state.predictors()
-        return self._module(vectors[int(model_of_client[client])])
+        return module_of(self.factory, vectors[int(model_of_client[client])])
+
+    def mixture(self, client: int) -> Predictor:
+        """What predicts for a client over all the hypotheses; its own model alone, where the method personalises."""
+        if not 0 <= client < len(self.assignment):
+            raise ValueError(f"client must be a number from 0 to {len(self.assignment) - 1}, got {client}")
+        if self.state.personal is not None:
+            own: Mixture = {client: 1.0}
+            return predictor_of(self.factory, flat(self.state.personal), own)
+        return predictor_of(self.factory, self.state.models, client_mixture(self.state, self.info, client))
+
+    def predict_proba(self, client: int, x: Any, **spread: Any) -> Tensor:
+        """The predictive distribution p(class | x) of a client over its hypotheses, and over each belief if asked for.
+
+        `beliefs` is "mean" (the default), "samples", "sigma" or "last_layer"; `num_samples`, `prior_precision`, `seed`
+        say how these are drawn.
+        """  # (example, class)
+        return self.mixture(client).predict_proba(x, **spread)
+
+    def associate(
+        self, x: Any, y: Any, *, temperature: Temperature = "none", prior: ClusterPrior = "uniform"
+    ) -> Newcomer:
+        """Where a client that the run has never seen belongs, by what its models make of a handful of its examples.
+
+        Nothing is trained, and nothing of the run changes.
+        """
+        return associate(self.state, self.factory, x, y, temperature, prior)
 
     @property
     def accuracy(self) -> float | None:
@@ -75,17 +108,14 @@ class Result:
             "method": self.config.method["name"],
             "seed": self.config.experiment.seed,
             "rounds": last["round"],
-            **{key: last.get(key) for key in ("accuracy", "macro_f1", "nll", "ece", "ari")},
+            **{key: last.get(key) for key in ("accuracy", "macro_f1", "nll", "ece", "brier", "ari")},
+            **({"mixture": {key: last["mixture"][key] for key in MIXTURE}} if last.get("mixture") else {}),
             "assignment": self.assignment.tolist(),
             "work": totals,
+            **({} if self.drift is None else {"drift": self.drift}),
         }
 
     def _stories(self) -> tuple[Tensor, Tensor]:
         if self.info is not None:
             return self.info.assignment, self.info.log_weight
         return self.state.assignment, self.state.log_weight
-
-    def _module(self, vector: Tensor) -> nn.Module:
-        model = FlatModel(build(self.factory, 0, "result"))
-        model.load(vector)
-        return model.module.eval().requires_grad_(False)

@@ -16,16 +16,17 @@ from torch import Tensor
 
 from bcfl import __version__
 from bcfl.association import align
-from bcfl.data.manifest import manifest, verify_manifest
+from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Simulator
 from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import FROM_PYTHON, Config, parse_config
-from bcfl.experiment.metrics import agreement, summarise
-from bcfl.experiment.problem import Problem, S, Split, model_factory, prepare
+from bcfl.experiment.metrics import agreement, follow_drift, summarise
+from bcfl.experiment.prediction import mixtures
+from bcfl.experiment.problem import Problem, S, Split, model_factory, prepare, split_seed
 from bcfl.experiment.result import Result
 from bcfl.experiment.store import Checkpoint, RunFolder
-from bcfl.federation import Clients, Hypotheses, RoundInfo, Work
+from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
 from bcfl.local import Evaluation
 from bcfl.models import ModelFactory
 
@@ -45,7 +46,9 @@ class Engine(Protocol):
 
     def begin(self, round_index: int) -> CountedClients: ...
 
-    def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]: ...
+    def evaluate(
+        self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0
+    ) -> list[Evaluation | None]: ...
 
 
 class Observer(Protocol):
@@ -136,8 +139,7 @@ def _describe(folder: RunFolder, split: Mapping[str, Any], device: str = "cpu") 
 def _split(config: Config, data: FederatedData) -> dict[str, Any]:
     section = config.data
     origin = (section.name, section.partition) if section.factory is None else (data.description, "own")
-    seed = config.experiment.seed if section.seed is None else section.seed
-    return manifest(data, *origin, seed, share_floor=section.share_floor)
+    return manifest(data, *origin, split_seed(config), share_floor=section.share_floor)
 
 
 def _how_to_resume(config: Config, folder: RunFolder) -> str:
@@ -207,6 +209,7 @@ def _rounds(
     """Round after round from the checkpoint, or from the beginning, to the end."""
     experiment, method = config.experiment, problem.method
     history: list[dict[str, Any]] = []
+    placed: list[Tensor] = []  # where the best hypothesis had every client, round by round
     if checkpoint is None:
         clients = engine.begin(0)
         state, info = method.init(clients), None
@@ -218,17 +221,20 @@ def _rounds(
     else:
         assert folder is not None
         state, engine.momentum, first = checkpoint.state, checkpoint.momentum, checkpoint.round + 1
-        history, info = folder.lines("rounds.jsonl"), _last_info(folder)
+        history, info, placed = folder.lines("rounds.jsonl"), _last_info(folder), _placed(folder)
     for observer in observers if first <= experiment.rounds else ():
         observer.started(config, problem.data, first)
     for index in range(first, experiment.rounds + 1):
         began, before = time.perf_counter(), state.assignment[0]
         clients = engine.begin(index)
         state, info = method.round(state, clients)
+        placed.append(state.assignment[0])
         record: dict[str, Any] = {"round": index, "work": clients.work.as_dict()}
-        record |= _association_record(state, before, problem.data)
+        record |= _association_record(state, before, problem.data.group_in(index))
         if index % experiment.evaluate_every == 0 or index == experiment.rounds:
-            record |= summarise(engine.evaluate(*state.predictors()))
+            record |= summarise(engine.evaluate(*state.points(), index))
+            if experiment.mixture:
+                record["mixture"] = summarise(engine.evaluate(*mixtures(state, info), index))
         history.append(record)
         seconds = time.perf_counter() - began
         if folder:
@@ -239,13 +245,16 @@ def _rounds(
                 folder.save_checkpoint(Checkpoint(index, state, engine.momentum))
         for observer in observers:
             observer.round_done(record, seconds)
-    result = Result(config, state, info, history, problem.factory, problem.data.group, folder.path if folder else None)
+    groups = [problem.data.group_in(index) for index in range(1, experiment.rounds + 1)]
+    drift = _drift(config, placed, groups)
+    path = folder.path if folder else None
+    result = Result(config, state, info, history, problem.factory, groups[-1], path, drift)
     if folder and not folder.complete:
         folder.write("result.json", result.summary())
     return result
 
 
-def _association_record(state: Hypotheses, before: Tensor, data: Split) -> dict[str, Any]:
+def _association_record(state: Hypotheses, before: Tensor, group: Tensor | None) -> dict[str, Any]:
     """How the best hypothesis' assignment stands: what changed, and whether it agrees with the true groups."""
     now = state.assignment[0]
     num_clusters = max(state.num_clusters, int(max(now.max(), before.max())) + 1)
@@ -254,7 +263,7 @@ def _association_record(state: Hypotheses, before: Tensor, data: Split) -> dict[
         "num_hypotheses": len(state.log_weight),
         "num_beliefs": len(state.models),
         "changes": int((same_numbers[0] != same_numbers[1]).sum()),
-        "ari": None if data.group is None else agreement(now, data.group),
+        "ari": None if group is None else agreement(now, group),
     }
 
 
@@ -279,6 +288,19 @@ def _last_info(folder: RunFolder) -> RoundInfo | None:
     )
 
 
+def _placed(folder: RunFolder) -> list[Tensor]:
+    """Where the best hypothesis had every client, round by round."""
+    return [torch.tensor(line["assignment"][0]) for line in folder.lines("associations.jsonl")]
+
+
+def _drift(config: Config, placed: Sequence[Tensor], groups: Sequence[Tensor | None]) -> dict[str, Any] | None:
+    """How the run followed a change of the true groups; None without one, or where there is nothing to associate."""
+    known = [group for group in groups if group is not None]
+    if config.data.drift_round is None or len(known) < len(groups) or config.method.get("num_clusters", 1) == 1:
+        return None
+    return follow_drift(torch.stack(list(placed)), torch.stack(known))
+
+
 def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
     """The result of a complete run, read from its folder; no data set is needed."""
     folder = RunFolder.open(path)
@@ -294,15 +316,17 @@ def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
 
 
 def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, factory: ModelFactory | None) -> Result:
-    group = folder.read("manifest.json")["group"]
+    kept = folder.read("manifest.json")
+    groups = [groups_in(kept, index) for index in range(1, config.experiment.rounds + 1)]
     return Result(
         config,
         checkpoint.state,
         _last_info(folder),
         folder.lines("rounds.jsonl"),
         factory or model_factory(config),
-        None if group is None else torch.tensor(group),
+        groups[-1],
         folder.path,
+        _drift(config, _placed(folder), groups),
     )
 
 

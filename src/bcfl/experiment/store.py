@@ -67,6 +67,10 @@ class Checkpoint:
     momentum: dict[int, dict[int, Tensor]]  # what clients keep, for momentum_state = "client"
 
 
+class TakenError(ValueError):
+    """The folder is in another process's hands, or this very run has been begun in it."""
+
+
 class RunFolder:
     """One run's files; used by one process at a time."""
 
@@ -77,11 +81,12 @@ class RunFolder:
     @staticmethod
     def create(path: Path, config: Mapping[str, Any]) -> "RunFolder":
         """A new run folder that holds its settings; refuses one that holds anything else."""
-        if path.exists() and (not path.is_dir() or any(item.name not in LEFTOVERS for item in path.iterdir())):
-            raise ValueError(f"output folder {path} already holds {_what_is_in(RunFolder(path), config)}")
-        path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path)
-        folder.write("config.json", config)
+        _refuse_if_full(folder, config)  # before a lock is put into what may be somebody's own folder
+        path.mkdir(parents=True, exist_ok=True)
+        with folder.locked():
+            _refuse_if_full(folder, config)  # another process may have been quicker
+            folder.write("config.json", config)
         return folder
 
     @staticmethod
@@ -98,7 +103,7 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(f"run folder {self.path} is in use by another process") from None
+                raise TakenError(f"run folder {self.path} is in use by another process") from None
             yield
 
     def write(self, name: str, value: Any) -> None:
@@ -206,15 +211,19 @@ class RunFolder:
         return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
 
 
-def _what_is_in(folder: RunFolder, config: Mapping[str, Any]) -> str:
-    """What a folder holds that is not free, and what can be done."""
+def _refuse_if_full(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    """Nothing happens if the folder is free for a new run; else its user is told what is in it and what can be done."""
+    path = folder.path
+    if not path.exists() or (path.is_dir() and all(item.name in LEFTOVERS for item in path.iterdir())):
+        return
     try:
         same = folder.read("config.json") == config
     except ValueError:
         same = False
     if not same:
-        return "something else: choose another folder"
-    return "this run, complete" if folder.complete else "this run, unfinished: continue it with `bcfl resume`"
+        raise ValueError(f"output folder {path} already holds something else: choose another folder")
+    state = "complete" if folder.complete else "unfinished: continue it with `bcfl resume`"
+    raise TakenError(f"output folder {path} already holds this run, {state}")
 
 
 def state_tensors(state: Hypotheses) -> dict[str, Tensor]:

@@ -1,20 +1,37 @@
 """Many runs, none of them twice: each has a folder named by its settings, so what is done is found again."""
 
+import contextlib
 import copy
 import itertools
 import json
+import multiprocessing
+import os
+import signal
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bcfl.data.partition import FederatedData
 from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import Config, apply_override, parse_config, read_toml, set_value
-from bcfl.experiment.problem import load_data, model_factory, pose
+from bcfl.experiment.problem import Split, load_data, model_factory, pose
 from bcfl.experiment.run import Observer, resume, start
-from bcfl.experiment.store import RunFolder
+from bcfl.experiment.store import RunFolder, TakenError
+
+# What may differ between runs that are averaged: who drew the numbers, where the data lay, when a run was looked at.
+NOT_A_SETTING = {
+    "experiment.seed",
+    "data.seed",
+    "data.path",
+    "experiment.checkpoint_every",
+    "experiment.evaluate_every",
+}
+LISTED = {"methods": "method.name", "seeds": "experiment.seed"}  # what has a name of its own in a [sweep] section
+PATIENCE = 1.0  # seconds between two looks at a run that another process has in hand
 
 
 @dataclass(frozen=True)
@@ -29,14 +46,35 @@ class Planned:
         return RunFolder(self.path).complete
 
 
-def expand(path: Path, overrides: Iterable[str] = ()) -> list[Config]:
-    """The runs of a sweep file: an ordinary configuration with a [sweep] section that says what varies.
+class View(Protocol):
+    """Somebody who follows a whole sweep."""
+
+    def begin(self, run: Planned, at_once: int) -> Observer:
+        """Who follows this run, which goes on now, with `at_once` runs side by side."""
+        ...
+
+    def wait(self, at_once: int) -> None:
+        """All that is left is in other processes' hands."""
+        ...
+
+
+def expand(paths: Iterable[Path], overrides: Iterable[str] = ()) -> list[Config]:
+    """The runs of sweep files, the first seed of all of them before the second of any: so a first answer comes soon.
+
+    A sweep file is an ordinary configuration with a [sweep] section that says what varies:
 
     [sweep]
     methods = ["fedavg", "bcfl-g"]
     seeds = [0, 1, 2]
     vary = { "method.num_clusters" = [2, 3, 4] }   # every combination
     """
+    overrides = list(overrides)
+    found = [pair for path in paths for pair in _expand_one(path, overrides)]
+    return [config for _, config in sorted(found, key=lambda pair: pair[0])]
+
+
+def _expand_one(path: Path, overrides: Sequence[str]) -> Iterator[tuple[int, Config]]:
+    """Every combination that the file asks for, with its seed's place in the list of seeds."""
     values = read_toml(path)
     section = values.pop("sweep", {})
     if not isinstance(section, dict) or not isinstance(section.get("vary", {}), dict):
@@ -44,20 +82,21 @@ def expand(path: Path, overrides: Iterable[str] = ()) -> list[Config]:
     unknown = sorted(set(section) - {"methods", "seeds", "vary"})
     if unknown:
         raise ValueError(f"unknown key sweep.{unknown[0]} in {path}, allowed: methods, seeds, vary")
-    vary = {"method.name": section.get("methods"), **section.get("vary", {}), "experiment.seed": section.get("seeds")}
-    vary = {key: choices for key, choices in vary.items() if choices is not None}
+    listed = {key: section[name] for name, key in LISTED.items() if name in section}
+    vary = {**listed, **section.get("vary", {})}
+    if len(vary) < len(listed) + len(section.get("vary", {})):
+        raise ValueError(f"sweep in {path} lists methods or seeds, so sweep.vary must not do so again")
     for key, choices in vary.items():
         if not isinstance(choices, list) or not choices or "." not in key:
             raise ValueError(f"sweep in {path}: {key} must be section.key with a list of at least one value")
-    configs = []
     for combination in itertools.product(*vary.values()):
         own = copy.deepcopy(values)
         for override in overrides:
             apply_override(own, override)
         for key, value in zip(vary, combination, strict=True):
             set_value(own, key, value)
-        configs.append(parse_config(own))
-    return configs
+        config = parse_config(own)
+        yield vary.get("experiment.seed", [config.experiment.seed]).index(config.experiment.seed), config
 
 
 def plan(configs: Iterable[Config], out: Path) -> list[Planned]:
@@ -72,45 +111,152 @@ def plan(configs: Iterable[Config], out: Path) -> list[Planned]:
 def sweep(
     runs: Sequence[Planned],
     num_workers: int | None = None,
-    observers_for: Callable[[int, Planned], Sequence[Observer]] = lambda position, run: (),
+    view: View | None = None,
+    jobs: int | None = None,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """The summaries of all runs; those that are complete are read, those that were stopped go on.
 
-    One run at a time: each of them uses all cores by itself.
+    Nothing runs twice, even if several sweeps share a folder: a run that another process has in hand is left to it,
+    waited for at the end, and taken over should that process die. `jobs` runs go on side by side, each in a process
+    with its share of `num_workers` threads (all cores if None). A run can keep at most as many cores busy as it has
+    clients, so by default there are as many jobs as it takes to keep all of them busy: mostly one.
     """
     find_device(device)
-    _check([run.config for run in runs if not run.complete])
-    summaries = []
-    for position, run in enumerate(runs):
+    open_runs = [run for run in runs if not run.complete]
+    fewest_clients = _check([run.config for run in open_runs])
+    cores = num_workers or os.cpu_count() or 1
+    jobs = min(jobs or max(cores // fewest_clients, 1), max(len(open_runs), 1))
+    workers = max(cores // jobs, 1) if num_workers or jobs > 1 else None
+    how = {"num_workers": workers, "device": device}
+    with _helpers(open_runs, how, jobs - 1):
+        _work_off(open_runs, how, view, jobs)
+    return [RunFolder.open(run.path).read("result.json") for run in runs]
+
+
+def _work_off(runs: Sequence[Planned], how: Mapping[str, Any], view: View | None, jobs: int) -> None:
+    """All runs are complete, whoever did them."""
+    waiting = list(runs)
+    while waiting:
+        taken: list[Planned] = []
+        for run in waiting:
+            at_once = max(jobs, 1 + sum(not other.complete for other in taken))
+            if not run.complete and not _go_on(run, how, [view.begin(run, at_once)] if view else []):
+                taken.append(run)
+        waiting = [run for run in taken if not run.complete]
+        if len(waiting) == len(taken) > 0:
+            if view:
+                view.wait(len(waiting))
+            time.sleep(PATIENCE)
+
+
+def _go_on(run: Planned, how: Mapping[str, Any], observers: Sequence[Observer]) -> bool:
+    """Whether the run is complete now; not if another process has it in hand."""
+    try:
+        if RunFolder(run.path).has("config.json"):
+            resume(run.path, **how, observers=observers)
+        else:
+            start(run.config, run.path, **how, observers=observers)
+    except TakenError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _helpers(runs: Sequence[Planned], how: Mapping[str, Any], count: int) -> Iterator[None]:
+    """Other processes that work the runs off as well; locks keep everybody off each other's runs."""
+    context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads in an unknown state
+    arguments = (runs, how, os.getpid())
+    helpers = [context.Process(target=_help, args=arguments, daemon=True) for _ in range(count)]
+    try:
+        for helper in helpers:
+            helper.start()
+        yield
+    finally:
+        for helper in helpers:
+            helper.terminate()  # nothing is lost: a run goes on from its last checkpoint
+            helper.join()
+
+
+def _help(runs: Sequence[Planned], how: Mapping[str, Any], parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this is told, and ends it
+    for run in runs:
         if not run.complete:
-            how: dict[str, Any] = {"num_workers": num_workers, "device": device}
-            own = {**how, "observers": observers_for(position, run)}
-            if RunFolder(run.path).has("config.json"):
-                resume(run.path, **own)
-            else:
-                start(run.config, run.path, **own)
-        summaries.append(RunFolder.open(run.path).read("result.json"))
-    return summaries
+            # What goes wrong here goes wrong again where the error can be shown: nobody else completes this run.
+            with contextlib.suppress(Exception):
+                _go_on(run, how, [_UntilAlone(parent)])
 
 
-def _check(configs: Sequence[Config]) -> None:
-    """Nothing happens if every method suits its data: a mistake in the last one shows before the first has run."""
+@dataclass(frozen=True)
+class _UntilAlone:
+    """The observer that ends its process once the one that started it is gone, killed perhaps."""
+
+    parent: int
+
+    def started(self, config: Config, data: Split, first_round: int) -> None:
+        pass
+
+    def round_done(self, record: dict[str, Any], seconds: float) -> None:
+        if os.getppid() != self.parent:
+            sys.exit()
+
+
+def _check(configs: Sequence[Config]) -> int:
+    """The fewest clients of any run, if every method suits its data.
+
+    So a mistake in the last one shows before the first has run.
+    """
     one_of_each = {(repr(config.data), json.dumps(config.method)): config for config in reversed(configs)}
     loaded: tuple[tuple[Any, ...], FederatedData] | None = None
+    num_clients = []
     for _, config in sorted(one_of_each.items(), key=lambda item: item[0]):  # by data: each is loaded once
         key = (config.data, config.experiment.seed)
         if loaded is None or loaded[0] != key:
             loaded = key, load_data(config)
+            num_clients.append(loaded[1].num_clients)
         pose(config, loaded[1], model_factory(config))
+    return min(num_clients, default=1)
 
 
-def by_method(summaries: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The summaries of each method, in the order in which the methods first appear."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+def differences(configs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """For each run the settings, beside its method and seed, in which the runs differ: section.key -> value.
+
+    Methods have options of their own: those are only compared between runs of one method.
+    """
+    flat = [
+        {f"{section}.{name}": value for section, values in config.items() for name, value in values.items()}
+        for config in configs
+    ]
+    seen: dict[tuple[str, str], set[str]] = {}
+    everywhere = ""  # stands for any method
+    for own in flat:
+        for key, value in own.items():
+            method = own["method.name"] if key.startswith("method.") else everywhere
+            seen.setdefault((key, method), set()).add(json.dumps(value))
+    varied = {pair for pair, values in seen.items() if len(values) > 1 and pair[0] not in NOT_A_SETTING}
+    return [
+        {key: value for key, value in own.items() if {(key, own["method.name"]), (key, everywhere)} & varied}
+        for own in flat
+    ]
+
+
+def title_of(key: str) -> str:
+    """What a setting is called in a table: its own name, or its section's where the name alone would say nothing."""
+    section, _, name = key.partition(".")
+    return {"name": section, "factory": f"{section} factory"}.get(name, name)
+
+
+def text_of(value: Any) -> str:
+    """A setting's value in a table."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def alike(summaries: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The summaries of each method and, under "settings", of what else varied, in the order of first appearance."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for summary in summaries:
-        groups.setdefault(summary["method"], []).append(summary)
-    return groups
+        groups.setdefault((summary["method"], json.dumps(summary["settings"])), []).append(summary)
+    return list(groups.values())
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> tuple[float, float] | None:

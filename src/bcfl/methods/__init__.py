@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from bcfl.federation import Method
 from bcfl.methods.attentive import FedAMP, FedSoft
+from bcfl.methods.auto import AutoBCFL
 from bcfl.methods.averaging import BPFedAvg, FedAvg, Local
 from bcfl.methods.bcfl import BCFL
 from bcfl.methods.clustered import IFCA, KMeansClustering
@@ -33,6 +34,7 @@ METHODS = {
         ),
         Entry("bcfl-c-M", "consensus: the M best associations, merged into one", BCFL, {"strategy": "consensus"}),
         Entry("bcfl-mh-M", "multi-hypothesis: the M best stories, carried on", BCFL, {"strategy": "multi"}),
+        Entry("bcfl-auto", "finds the number of clusters: they are born, joined and die", AutoBCFL, {}),
         Entry("local", "no federation: each client alone", Local, {}),
         Entry("fedavg", "one global model, averaged by examples", FedAvg, {}),
         Entry("bp-fedavg", "one global belief, tested after each client's adaptation", BPFedAvg, {}),

@@ -1,19 +1,21 @@
 """BCFL: clustering as data association. Greedy (G), consensus (C-M) and multi-hypothesis (MH-M)."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from bcfl.association import Branches, branch, prune, reweight
 from bcfl.evidence import PointKind, Temperature, client_evidence, evidence_points, hypothesis_evidence, temper_scores
-from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story, prior_of
+from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.gaussian import FusionRule, Gaussian, merge, stack
 from bcfl.methods.clustering import warm_up
-from bcfl.methods.training import FusionStack, Groups, distinct_groups, single_story
+from bcfl.methods.training import Groups, belief_folds, distinct_groups, single_story, train_groups
+from bcfl.racing import race
 from bcfl.randomness import generator
+from bcfl.transition import FADING, Stay, evidence_power, expected_stays, learned_stay, predict
 
 # Candidates ranked per kept hypothesis where the evidence is refined afterwards: the ranking needs a cost per client,
 # the refined evidence of a cluster belongs to all of its clients together.
@@ -47,6 +49,10 @@ class BCFL:
     give_up_weight: float = 0.01
     min_weight: float = 0.0  # hypotheses below it are dropped
     cluster_size: tuple[int, int] | None = None  # fewest and most clients of every cluster
+    # The probability per round that scoring less changes what is kept; 0: every model is scored in full.
+    racing: float = 0.0
+    # The probability that a client stays in its cluster from one round to the next, or "learn" it. None: no memory.
+    stay: Stay | None = None
 
     def init(self, clients: Clients) -> Hypotheses:
         """K cluster models for each hypothesis: drawn independently, or one draw for all, or by warm-up."""
@@ -57,6 +63,7 @@ class BCFL:
             means = torch.stack([clients.draw_model(h, k) for h in range(starts) for k in range(self.num_clusters)])
         precision = torch.zeros_like(means)
         precision[:, : clients.num_parameters] = self.prior_precision
+        everywhere = (starts, len(clients.num_examples), self.num_clusters)
         return Hypotheses(
             models=Gaussian(means, precision),
             model_of=torch.arange(len(means)).view(starts, self.num_clusters),
@@ -64,70 +71,117 @@ class BCFL:
             assignment=torch.full((starts, len(clients.num_examples)), -1),
             parent_of=torch.arange(len(means)),
             family=torch.arange(starts),
+            membership=None
+            if self.stay is None
+            else torch.full(everywhere, 1 / self.num_clusters, dtype=torch.float64),
         )
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
-        if self.strategy == "greedy" and self.cluster_size is None:
+        if self.strategy == "greedy" and self.cluster_size is None and self.stay is None:
             return self._greedy_round(state, clients)
-        kept = self._associate(state, clients)
+        kept, memory = self._associate(state, clients)
         groups = distinct_groups(state.model_of, kept, clients.present)
-        models = self._train(state, groups, clients)
+        models = train_groups(state, groups, clients, self.fusion, self.forgetting)
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
-        if self.strategy == "consensus":
-            return _merged(models, groups, kept), info
+        if self.strategy == "consensus":  # all of one parent, so that they remember the same
+            memory = {name: values[:1] if name == "membership" else values for name, values in memory.items()}
+            return replace(_merged(models, groups, kept), **memory), info
         family = state.family[kept.parent]
-        return Hypotheses(models, groups.model_of, kept.log_weight, kept.assignment, groups.belief, family), info
+        new = Hypotheses(models, groups.model_of, kept.log_weight, kept.assignment, groups.belief, family)
+        return replace(new, **memory), info
 
     def _greedy_round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         """One exchange: each client picks the belief that explains its data best and trains that one."""
         assignment = state.assignment.clone()
-        folds = self._folds(state.models, torch.arange(len(state.models)), clients)
-        for choice in clients.fit_best(state.models, 1 - self.forgetting, True, self.scoring_examples):
+        folds = belief_folds(state.models, torch.arange(len(state.models)), clients, self.fusion, self.forgetting)
+        error = self.racing / int(clients.present.sum())  # of each client
+        for choice in clients.fit_best(state.models, 1 - self.forgetting, True, self.scoring_examples, error):
             assignment[0, choice.client] = choice.belief
             folds.add(choice.belief, choice.posterior)
         new = single_story(folds.results(), assignment)
         return new, one_story(new)
 
-    def _associate(self, state: Hypotheses, clients: Clients) -> Branches:
-        """The best continuations of the past hypotheses, by how well their beliefs explain the clients' data."""
+    def _associate(self, state: Hypotheses, clients: Clients) -> tuple[Branches, dict[str, Any]]:
+        """The best continuations of the past hypotheses, by how well their beliefs explain the clients' data.
+
+        With `stay` also by where the clients were before; beside them what the state remembers of that from now on.
+        """
         num_beliefs, present = len(state.models), clients.present
         random, refined = generator(clients.seed, "evidence", clients.round), self.evidence_points > 1
         prior = prior_of(state.models, 1 - self.forgetting, clients.num_parameters) if refined else state.models
         points, log_alpha = evidence_points(prior, self.evidence_points, self.evidence_kind, random)
-        scores = clients.score(points.flatten(0, 1), self.scoring_examples)  # (client, point × belief)
+        if self.racing:
+            scores = self._raced_scores(state, clients)
+        else:
+            scores = clients.score(points.flatten(0, 1), self.scoring_examples)  # (client, point × belief)
         scores = temper_scores(scores, clients.num_examples, self.temperature)[present]
         scores = scores.view(len(scores), -1, num_beliefs).transpose(1, 2)  # (client, belief, point)
-        cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1)  # (hypothesis, client, cluster)
+        log_prior = self._log_prior(state, clients)  # of the clients' places; 0 where nothing is remembered
+        cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1) - log_prior
         num_candidates = self.max_hypotheses * (CANDIDATES if refined else 1)
         margin = -math.log(self.give_up_weight)
         kept = branch(state.log_weight, cost, num_candidates, self.cluster_size, state.family, margin)
         if refined:
             joint = hypothesis_evidence(scores, log_alpha, kept.assignment, state.model_of[kept.parent])
-            kept = reweight(kept, state.log_weight[kept.parent] + joint)
+            places = log_prior.expand_as(cost)[kept.parent].gather(-1, kept.assignment[..., None]).sum((1, 2))
+            kept = reweight(kept, state.log_weight[kept.parent] + joint + places)
         kept = prune(kept, self.max_hypotheses, self.min_weight, state.family, margin)
         assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
         assignment[:, present] = kept.assignment
-        return Branches(kept.parent, assignment, kept.log_weight)
+        memory = {} if self.stay is None else self._remember(state, clients, cost, kept)
+        return Branches(kept.parent, assignment, kept.log_weight), memory
 
-    def _train(self, state: Hypotheses, groups: Groups, clients: Clients) -> Gaussian:
-        """One new belief per group, fused from the local posteriors of its clients as they arrive."""
-        folds = self._folds(state.models, groups.belief, clients)
-        jobs = Jobs(
-            belief=groups.job_belief,
-            client=groups.job_client,
-            strength=torch.full((len(groups.job_belief),), 1 - self.forgetting, dtype=torch.float64),
-            curvature=True,
-            parent_of=state.parent_of,
+    def _log_prior(self, state: Hypotheses, clients: Clients) -> Tensor:
+        """How likely the present clients are in each cluster by what is remembered, on the scale of their scores."""
+        if self.stay is None:
+            return torch.zeros(1, 1, 1, dtype=torch.float64)
+        membership, stay = self._recall(state)
+        log_prior = predict(membership, stay).log()
+        return (self._power(clients)[:, None] * log_prior)[:, clients.present]  # (hypothesis, client, cluster)
+
+    def _remember(self, state: Hypotheses, clients: Clients, cost: Tensor, kept: Branches) -> dict[str, Tensor]:
+        """The fields of the next state that tell where its clients are, and how often they have stayed so far."""
+        before, stay = self._recall(state)
+        present = clients.present
+        after = predict(before, stay)
+        after[:, present] = (-cost / self._power(clients)[present, None]).softmax(-1)
+        memory = {"membership": after[kept.parent]}
+        if self.stay == "learn":
+            stays = expected_stays(before, stay, after)[kept.parent]  # (hypothesis, client)
+            known = kept.log_weight.exp()[:, None] * (present & (state.assignment[kept.parent] >= 0))
+            counts = torch.stack([(known * stays).sum(), (known * (1 - stays)).sum()])
+            memory["stays"] = counts if state.stays is None else FADING * state.stays + counts
+        return memory
+
+    def _recall(self, state: Hypotheses) -> tuple[Tensor, float]:
+        """Where the clients were in the round before, and how likely one stays there."""
+        assert state.membership is not None
+        return state.membership, self.stay if isinstance(self.stay, float) else learned_stay(state.stays)
+
+    def _power(self, clients: Clients) -> Tensor:
+        return evidence_power(clients.num_examples, self.scoring_examples, self.temperature)  # (client,)
+
+    def _raced_scores(self, state: Hypotheses, clients: Clients) -> Tensor:
+        """Scores that lead to the same hypotheses and weights as full ones, but for the probability `racing`.
+
+        A belief that cannot be part of them is impossible. A client with one belief left shifts all weights alike: what
+        its looks told will do.
+        """  # (client, belief)
+        models, most = state.models.mean, self.scoring_examples
+        wanted, mean = race(
+            lambda wanted, first, last: clients.look(models, most, wanted, first, last),
+            clients.present,
+            clients.num_examples.clamp(max=math.inf if most is None else most),
+            temper_scores(clients.num_examples, clients.num_examples, self.temperature),
+            state.model_of,
+            state.log_weight,
+            self.max_hypotheses,
+            self.racing,
         )
-        for users, posterior in zip(groups.users_of_job, clients.fit(state.models, jobs), strict=True):
-            for group in users:
-                folds.add(group, posterior)
-        return folds.results()
-
-    def _folds(self, models: Gaussian, belief_of_group: Tensor, clients: Clients) -> FusionStack:
-        # Only exact fusion looks at the prior's precision; the others can do without another vector per belief.
-        priors = prior_of(models, 1 - self.forgetting, clients.num_parameters) if self.fusion == "exact" else models
-        return FusionStack(priors, models, belief_of_group, self.fusion)
+        undecided = wanted & (wanted.sum(1, keepdim=True) > 1)
+        scores = clients.score(models, most, undecided)
+        estimated = mean * clients.num_examples[:, None]
+        return torch.where(undecided, scores, torch.where(wanted, estimated, -torch.inf))
 
 
 def _merged(models: Gaussian, groups: Groups, kept: Branches) -> Hypotheses:

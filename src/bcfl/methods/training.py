@@ -1,12 +1,13 @@
 """From local posteriors to new beliefs: which trainings a set of hypotheses needs, and their fusion as they arrive."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bcfl.association import Branches
-from bcfl.federation import Hypotheses
+from bcfl.federation import Clients, Hypotheses, Jobs, prior_of
 from bcfl.gaussian import Fusion, FusionRule, Gaussian
 
 
@@ -19,7 +20,7 @@ class Groups:
     """
 
     belief: Tensor  # (group,) -> belief it starts from
-    model_of: Tensor  # (hypothesis, cluster) -> group
+    model_of: Tensor  # (hypothesis, cluster) -> group; −1 where a hypothesis has no such cluster
     job_belief: Tensor  # (job,) -> belief, ordered by belief, then client
     job_client: Tensor  # (job,) -> client
     users_of_job: list[list[int]]  # [job] -> groups that fuse its posterior
@@ -33,7 +34,7 @@ def distinct_groups(model_of: Tensor, branches: Branches, present: Tensor) -> Gr
         row = []
         for cluster, belief in enumerate(model_of[parent].tolist()):
             members = tuple((present & (assignment == cluster)).nonzero()[:, 0].tolist())
-            row.append(index_of.setdefault((belief, members), len(index_of)))
+            row.append(index_of.setdefault((belief, members), len(index_of)) if belief >= 0 else -1)
         table.append(row)
     users: dict[tuple[int, int], list[int]] = {}
     for (belief, members), group in index_of.items():
@@ -72,6 +73,42 @@ class FusionStack:
                 old = self._models[self._belief[group]]
                 self._mean[group], self._precision[group] = old.mean, old.precision
         return Gaussian(self._mean, self._precision)  # (group, vector)
+
+
+def belief_folds(
+    models: Gaussian, belief_of_group: Tensor, clients: Clients, rule: FusionRule, forgetting: float
+) -> FusionStack:
+    """Fusions of posteriors whose priors are the models with some of their precision forgotten."""
+    # Only exact fusion looks at the prior's precision; the others can do without another vector per belief.
+    priors = prior_of(models, 1 - forgetting, clients.num_parameters) if rule == "exact" else models
+    return FusionStack(priors, models, belief_of_group, rule)
+
+
+def train_groups(
+    state: Hypotheses,
+    groups: Groups,
+    clients: Clients,
+    rule: FusionRule,
+    forgetting: float,
+    held_out: float = 0.0,
+    watch: Callable[[int, int, Gaussian], None] = lambda belief, client, posterior: None,
+) -> Gaussian:
+    """One new belief per group, fused from the local posteriors of its clients as they arrive; `watch` sees each."""
+    folds = belief_folds(state.models, groups.belief, clients, rule, forgetting)
+    jobs = Jobs(
+        belief=groups.job_belief,
+        client=groups.job_client,
+        strength=torch.full((len(groups.job_belief),), 1 - forgetting, dtype=torch.float64),
+        curvature=True,
+        parent_of=state.parent_of,
+        held_out=held_out,
+    )
+    for job, posterior in enumerate(clients.fit(state.models, jobs)):
+        if posterior is not None:
+            watch(int(groups.job_belief[job]), int(groups.job_client[job]), posterior)
+        for group in groups.users_of_job[job]:
+            folds.add(group, posterior)
+    return folds.results()  # (group, vector)
 
 
 def unit(mean: Tensor) -> Gaussian:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bcfl.report import plots, require
-from bcfl.report.reading import Columns, Group, Run, client_graph, columns, group_runs
+from bcfl.report.reading import Columns, Group, Run, client_graph, columns, group_runs, marks
 from bcfl.report.tables import cells, shown_measures, written
 
 MOST_CELLS = 500_000  # numbers in all heat maps of a page together: about two megabytes
@@ -105,7 +105,7 @@ def _run_panels(run: Run, suffix: str, most_cells: int) -> list[Panel]:
     panels = []
     if run.clusters_clients:
         panels += [_graph_panel(run), _association_panel(run, lines, most_cells)]
-        if run.carries_hypotheses:
+        if run.carries_hypotheses or marks(run):
             panels.append(Panel("trellis", "Which story descends from which", _trellis_caption(run), plots.descent(run),
                                 wide=True))  # fmt: skip
         panels.append(Panel("certainty", "How sure, and who still moves", _certainty_caption(run),
@@ -126,7 +126,7 @@ def _run_panels(run: Run, suffix: str, most_cells: int) -> list[Panel]:
 def _graph_panel(run: Run) -> Panel:
     graph = client_graph(run)
     colours = "colours are the true groups" if run.group is not None else "colours are the final clusters"
-    aside = ""
+    aside = " Those that change group later keep the colour of their first." if run.drift else ""
     if len(graph.client) < run.num_clients:
         aside += f" {len(graph.client)} of {run.num_clients} clients are drawn."
     if graph.dropped:
@@ -158,10 +158,11 @@ def _association_panel(run: Run, lines: Columns, most_cells: int) -> Panel:
 
 def _trellis_caption(run: Run) -> str:
     best = run.stories[-1].weight[0]
-    return (
+    text = (
         "Each column is a round and each dot a hypothesis, the larger the heavier; the thick line is the ancestry of "
         f"the final best one (weight {best:.2f}), crosses are stories that were given up."
     )
+    return f"{text} Signs above a dot tell what happened then: point at one, or tap it." if marks(run) else text
 
 
 def _certainty_caption(run: Run) -> str:
@@ -262,7 +263,19 @@ def _lead(groups: Sequence[Group]) -> str:
     if agreement is None:
         return text + "."
     found = "exactly the true groups" if agreement > 0.9999 else f"an agreement of {agreement:.2f} with the true groups"
-    return f"{text}: {found}."
+    return f"{text}: {found}.{_drift_told(run)}"
+
+
+def _drift_told(run: Run) -> str:
+    """What became of clients whose true group changed, in a sentence."""
+    if run.drift is None:
+        return ""
+    changed, found, waited = (run.drift[key] for key in ("changed", "found_again", "rounds_until_found"))
+    speed = "" if waited is None else f", {waited:g} {'round' if waited == 1 else 'rounds'} after the change (median)"
+    return (
+        f" {changed} clients changed group in round {run.manifest['drift']['round']}; {found} of them were found with "
+        f"their new one{speed}."
+    )
 
 
 HEADLINES = {
@@ -270,6 +283,8 @@ HEADLINES = {
     "macro_f1": "macro F1: rare classes count as much",
     "ari": "agreement with the true groups (1 is perfect)",
     "ece": "calibration error: 0 is honest",
+    "false_switches": "of the clients at rest leave their group in a round",
+    "rounds_until_found": "rounds until a client that changed group is found (median)",
 }
 
 
@@ -290,7 +305,9 @@ def _headline(groups: Sequence[Group]) -> str:
         measures = [m for m in measures if m.key != "rounds"]  # said once, above
     quality = [m for m in measures if m.form == ".3f"]
     best = {
-        m.key: (min if m.key in ("ece", "nll") else max)(c[0] for g in groups if (c := cells(g, [m])[0]))
+        m.key: (min if m.key in ("ece", "nll", "false_switches", "rounds_until_found") else max)(
+            c[0] for g in groups if (c := cells(g, [m])[0])
+        )
         for m in quality
     }
     head = "".join(f"<th>{html.escape(m.title)}</th>" for m in measures)

@@ -35,7 +35,11 @@
       font: { family: css("--sans"), size: 12, color: css("--soft") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink") }, align: "left" },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 } },
+      legend: {
+        orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 },
+        // Many short names stand in two columns on a phone, where Plotly by itself would make one.
+        ...(narrow.matches && own.meta === "short names" ? { entrywidth: 100 } : {}),
+      },
       // Fingers scroll the page; a mouse may zoom (double click goes back).
       dragmode: matchMedia("(hover: hover)").matches ? "zoom" : false,
       bargap: 0.25, ...own,

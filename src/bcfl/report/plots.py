@@ -9,11 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from bcfl.report.reading import Columns, Floats, Group, Run, spread, trellis
+from bcfl.report.reading import KINDS_OF_MARK, Columns, Floats, Group, Mark, Run, marks, spread, trellis
 
 Figure = dict[str, Any]
 NUM_COLOURS = 8
 DASHES = ("solid", "dash", "dot", "dashdot")
+# Kind of mark -> what the legend calls it, its colour and symbol: one colour for what clusters do, others for clients.
+MARKS = {
+    "birth": ("born", "--c6", "triangle-up"),
+    "merge": ("merged", "--c6", "diamond"),
+    "death": ("given up", "--c6", "triangle-down"),
+    "newcomer": ("newcomer", "--c2", "cross"),
+    "drift": ("changes group", "--c4", "star"),
+    "followed": ("found again", "--c4", "star-open"),
+}
 HEAT = [[0, "--heat0"], [0.5, "--heat1"], [1, "--heat2"]]
 
 
@@ -133,12 +142,44 @@ def descent(run: Run) -> Figure:
             "text": [text for text, c in zip(hover, chosen, strict=True) if c],
             "hovertemplate": "%{text}<extra></extra>",
         })  # fmt: skip
-    layout = _axes("round", "hypothesis, heaviest first", legend=True)
+    happened = marks(run)
+    traces += _mark_traces(happened)
+    layout = _axes("round", "hypothesis, heaviest first", legend=True, meta="short names")
     ranks = list(range(1, int(tree.rank.max()) + 2))
-    layout["yaxis"] |= {"range": [ranks[-1] + 0.5, 0.5], "showgrid": False, "zeroline": False}
+    top = min([0.5, *(place - 0.2 for place in _mark_places(happened))])
+    layout["yaxis"] |= {"range": [ranks[-1] + 0.5, top], "showgrid": False, "zeroline": False}
     layout["yaxis"] |= {"tickvals": ranks} if len(ranks) <= 12 else {}
     layout["xaxis"] |= {"showgrid": False, "range": [0.4, int(tree.round[-1]) + 0.6]}
     return {"data": traces, "layout": layout}
+
+
+def _mark_places(happened: Sequence[Mark]) -> list[float]:
+    """Above its hypothesis' dot, and above one another where several things happened at once."""  # (mark,)
+    seen: dict[tuple[int, int], int] = {}
+    places = []
+    for mark in happened:
+        above = seen.setdefault((mark.round, mark.rank), 0)
+        seen[mark.round, mark.rank] += 1
+        places.append(mark.rank + 1 - 0.3 - 0.22 * above)
+    return places
+
+
+def _mark_traces(happened: Sequence[Mark]) -> list[dict[str, Any]]:
+    """One trace, and so one entry of the legend, for each kind of thing that happened."""
+    placed = list(zip(happened, _mark_places(happened), strict=True))
+    traces = []
+    for kind in KINDS_OF_MARK:
+        own = [(mark, place) for mark, place in placed if mark.kind == kind]
+        if own:
+            name, paint, symbol = MARKS[kind]
+            traces.append({
+                "x": [mark.round for mark, _ in own], "y": rounded([place for _, place in own]), "mode": "markers",
+                "name": name,
+                "marker": {"size": 10, "color": paint, "symbol": symbol, "line": {"width": 1, "color": paint}},
+                "text": [f"round {mark.round}<br>{mark.text}" for mark, _ in own],
+                "hovertemplate": "%{text}<extra></extra>",
+            })  # fmt: skip
+    return traces
 
 
 def _edge_trace(x: Any, y: Any, edges: Any, paint: str, width: float, name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A run folder as arrays, finished or not: what every figure and table is made from."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from bcfl.association import align, entropy, marginals
+from bcfl.data.manifest import groups_in
 from bcfl.experiment.config import parse_config
+from bcfl.experiment.metrics import follow_drift, rounds_until_associated
+from bcfl.experiment.sweep import differences, text_of, title_of
 from bcfl.methods import make_method
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-# What may differ between runs that are averaged: who drew the numbers and where the data lay, not what was asked.
-NOT_A_SETTING = {("experiment", "seed"), ("data", "seed"), ("data", "path"), ("experiment", "checkpoint_every")}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Stories:
     parent: Ints  # (hypothesis,) -> hypothesis of the round before
     weight: Floats  # (hypothesis,)
     assignment: Ints  # (hypothesis, client) -> cluster; −1: never associated yet
+    events: tuple[dict[str, Any], ...] = ()  # births, merges and deaths of clusters, where the method tells of them
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,25 @@ class Run:
         """The true groups, where they are known."""  # (client,)
         group = self.manifest.get("group")
         return None if group is None else np.asarray(group, dtype=np.int64)
+
+    @cached_property
+    def groups(self) -> Ints | None:
+        """The true groups in every round, where they are known."""  # (round, client)
+        known = [groups_in(self.manifest, record["round"]) for record in self.rounds]
+        told = [group.numpy() for group in known if group is not None]
+        return np.stack(told) if told and len(told) == len(known) else None
+
+    @cached_property
+    def drift(self) -> dict[str, Any] | None:
+        """How changes of the true groups were followed so far; None without any, or with nothing to associate."""
+        if self.manifest.get("drift") is None or self.groups is None or not self.clusters_clients:
+            return None
+        return follow_drift(self.placed, torch.from_numpy(self.groups))
+
+    @property
+    def placed(self) -> torch.Tensor:
+        """Where the best hypothesis of every round has the clients."""  # (round, client)
+        return torch.from_numpy(np.stack([one.assignment[0] for one in self.stories]))
 
     @property
     def train_labels(self) -> Ints | None:
@@ -129,7 +149,9 @@ class Run:
 
     def work(self, key: str) -> Ints:
         """What was spent in every round, round 0 (warm-up) first."""  # (round + 1,)
-        return np.array([self.start_work.get(key, 0), *(record["work"][key] for record in self.rounds)], dtype=np.int64)
+        return np.array(
+            [self.start_work.get(key, 0), *(record["work"].get(key, 0) for record in self.rounds)], dtype=np.int64
+        )
 
 
 def read_run(path: Path) -> Run:
@@ -141,7 +163,12 @@ def read_run(path: Path) -> Run:
     environment = _read_json(path / "environment.json") if (path / "environment.json").is_file() else {}
     records, timings = _lines(path / "rounds.jsonl"), _lines(path / "timings.jsonl")
     stories = [
-        Stories(np.asarray(line["parent"]), np.exp(line["log_weight"]), np.asarray(line["assignment"]))
+        Stories(
+            np.asarray(line["parent"]),
+            np.exp(line["log_weight"]),
+            np.asarray(line["assignment"]),
+            tuple(line.get("events", ())),
+        )
         for line in _lines(path / "associations.jsonl")
     ]
     start_work = records[0]["work"] if records else {}
@@ -192,8 +219,14 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 class Group:
     """Runs that differ in nothing but their seed."""
 
-    label: str
+    method: str
+    settings: dict[str, Any]  # section.key -> value, of what differs between groups beside the method
     runs: list[Run]
+
+    @property
+    def label(self) -> str:
+        """The method and what else tells the group from others."""
+        return ", ".join([self.method, *(f"{title_of(key)} {text_of(v)}" for key, v in self.settings.items())])
 
     def band(self, value_of: Callable[[Run], dict[int, float]]) -> tuple[Ints, Floats, Floats]:
         """Mean and sample standard deviation over seeds, at the rounds that all of the group's runs have reached."""
@@ -206,32 +239,11 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """The runs by settings, in the order in which they first appear; a label names the method and what else differs."""
-    members: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-    for run in runs:
-        members.setdefault(tuple(sorted(_settings(run).items())), []).append(run)
-    settings = [dict(key) for key in members]
-
-    def differs(key: str, method: str) -> bool:
-        # Methods have options of their own: those are only compared between settings of one method.
-        compared = [s for s in settings if s["method.name"] == method or not key.startswith("method.")]
-        return key != "method.name" and len({s.get(key) for s in compared}) > 1
-
-    groups = []
-    for own, group in zip(settings, members.values(), strict=True):
-        method = own["method.name"]
-        others = [f"{key.split('.')[1]} {value}" for key, value in own.items() if differs(key, method)]
-        groups.append(Group(", ".join([method, *others]), group))
-    return groups
-
-
-def _settings(run: Run) -> dict[str, str]:
-    return {
-        f"{section}.{name}": value if isinstance(value, str) else json.dumps(value)
-        for section, values in run.config.items()
-        for name, value in values.items()
-        if (section, name) not in NOT_A_SETTING
-    }
+    """The runs by method and settings, in the order in which they first appear."""
+    groups: dict[str, Group] = {}
+    for run, settings in zip(runs, differences([run.config for run in runs]), strict=True):
+        groups.setdefault(json.dumps([run.method, settings]), Group(run.method, settings, [])).runs.append(run)
+    return list(groups.values())
 
 
 def accumulated_co_association(run: Run, clients: Ints | None = None) -> Floats:
@@ -334,6 +346,64 @@ def trellis(run: Run, most_rounds: int = 120) -> Trellis:
         on_best_line=np.isin(nodes, list(best_line)),
         pruned=~np.isin(nodes, edge_array[:, 0]) & ~in_last_round,
     )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened in a round of a hypothesis, as a reader is told of it."""
+
+    kind: str  # one of KINDS_OF_MARK
+    round: int
+    rank: int  # the hypothesis, heaviest first
+    text: str
+
+
+KINDS_OF_MARK = ("birth", "merge", "death", "newcomer", "drift", "followed")
+
+
+def marks(run: Run) -> list[Mark]:
+    """What happened to clusters and clients: one mark for each kind, round and hypothesis, in the order of rounds.
+
+    Clusters are born, merged and given up where the method says so. What clients do is told of the heaviest hypothesis:
+    a newcomer is first associated after round 1, a client drifts when its true group changes, and is followed when it
+    is found with its new group.
+    """
+    told: dict[tuple[int, int, int], list[str]] = {}
+
+    def tell(kind: str, round_index: int, rank: int, text: str) -> None:
+        told.setdefault((round_index, rank, KINDS_OF_MARK.index(kind)), []).append(text)
+
+    for index, one in enumerate(run.stories, 1):
+        for event in (event for event in one.events if event["kind"] in KINDS_OF_MARK):
+            tell(event["kind"], index, event["hypothesis"], _event_text(event))
+        if index > 1:
+            first = (one.assignment[0] >= 0) & (run.stories[index - 2].assignment[one.parent[0]] < 0)
+            for client in np.flatnonzero(first).tolist():
+                tell("newcomer", index, 0, f"client {client} joins cluster {one.assignment[0, client]}")
+    if run.drift is not None:
+        groups = run.groups
+        assert groups is not None
+        for client, waited in rounds_until_associated(run.placed, torch.from_numpy(groups)).items():
+            change = int(np.flatnonzero(groups[:, client] != groups[0, client])[0]) + 1
+            before, after = groups[change - 2, client], groups[change - 1, client]
+            tell("drift", change, 0, f"client {client} changes from group {before} to group {after}")
+            if waited is not None:
+                when = "at once" if waited == 1 else f"in its round {waited}"
+                tell("followed", change + waited - 1, 0, f"client {client} is found with group {after}, {when}")
+    return [
+        Mark(KINDS_OF_MARK[kind], round_index, rank, "<br>".join(texts))
+        for (round_index, rank, kind), texts in sorted(told.items())
+    ]
+
+
+def _event_text(event: Mapping[str, Any]) -> str:
+    """A birth, merge or death in words."""
+    cluster, others = event["cluster"], ", ".join(str(one) for one in event.get("from", ()))
+    return {
+        "birth": f"cluster {cluster} is born" + (f" from cluster {others}" if others else ""),
+        "merge": f"clusters {others} become cluster {cluster}",
+        "death": f"cluster {cluster} is given up",
+    }[event["kind"]]
 
 
 @dataclass(frozen=True)

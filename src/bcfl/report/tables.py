@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bcfl.experiment.sweep import mean_and_deviation
+from bcfl.experiment.sweep import mean_and_deviation, text_of, title_of
 from bcfl.report.reading import Group, Run
 
 
@@ -24,12 +24,18 @@ def _last(key: str) -> Callable[[Run], float | None]:
     return lambda run: run.last(key)
 
 
+def _drift(key: str) -> Callable[[Run], float | None]:
+    return lambda run: None if run.drift is None else run.drift[key]
+
+
 MEASURES = (
     Measure("accuracy", "accuracy", _last("accuracy"), ".3f"),
     Measure("macro_f1", "macro F1", _last("macro_f1"), ".3f"),
     Measure("nll", "NLL", _last("nll"), ".3f"),
     Measure("ece", "ECE", _last("ece"), ".3f"),
     Measure("ari", "agreement", _last("ari"), ".3f"),
+    Measure("false_switches", "false switches", _drift("false_switches"), ".3f"),
+    Measure("rounds_until_found", "rounds until found", _drift("rounds_until_found"), ".3f"),
     Measure("local_steps", "local steps", lambda run: float(run.work("local_steps").sum()), ",.0f"),
     Measure("rounds", "rounds", lambda run: float(len(run.rounds)), ",.0f"),
 )
@@ -58,40 +64,50 @@ def written(cell: tuple[float, float] | None, measure: Measure, seeds: int, plus
     return f"{mean:{measure.form}}" + (f"{plus_minus}{deviation:{measure.form}}" if shows_deviation else "")
 
 
+def names(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
+    """What tells the groups apart, in columns of its own: their titles and, for each group, what is in them."""
+    varied = list(dict.fromkeys(key for group in groups for key in group.settings))
+    rows = [
+        [group.method, *(text_of(group.settings[key]) if key in group.settings else "" for key in varied)]
+        for group in groups
+    ]
+    return ["method", *map(title_of, varied)], rows
+
+
 def markdown(groups: Sequence[Group]) -> str:
-    measures = shown_measures(groups)
-    rows = [["method", *(m.title for m in measures), "seeds"], ["---", *["---:"] * (len(measures) + 1)]]
-    for group in groups:
+    measures, (titles, named) = shown_measures(groups), names(groups)
+    rows = [[*titles, *(m.title for m in measures), "seeds"], ["---"] * len(titles) + ["---:"] * (len(measures) + 1)]
+    for group, own in zip(groups, named, strict=True):
         seeds = len(_begun(group))
         texts = [written(cell, m, seeds) for cell, m in zip(cells(group, measures), measures, strict=True)]
-        rows.append([group.label.replace("|", "\\|"), *texts, str(seeds)])
+        rows.append([*(name.replace("|", "\\|") for name in own), *texts, str(seeds)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def comma_separated(groups: Sequence[Group]) -> str:
     """Full precision, mean and deviation in columns of their own."""
-    measures = shown_measures(groups)
+    measures, (titles, named) = shown_measures(groups), names(groups)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [name for m in measures for name in (f"{m.key}_mean", f"{m.key}_sd")]
-    writer.writerow(["method", *names, "seeds"])
-    for group in groups:
+    writer.writerow([*titles, *(name for m in measures for name in (f"{m.key}_mean", f"{m.key}_sd")), "seeds"])
+    for group, own in zip(groups, named, strict=True):
         both = [number for cell in cells(group, measures) for number in (cell or ("", ""))]
-        writer.writerow([group.label, *both, len(_begun(group))])
+        writer.writerow([*own, *both, len(_begun(group))])
     return text.getvalue()
 
 
 def latex(groups: Sequence[Group]) -> str:
     """A tabular with booktabs rules."""
-    measures = shown_measures(groups)
-    head = " & ".join(["method", *(m.title for m in measures), "seeds"])
-    lines = [rf"\begin{{tabular}}{{l{'r' * (len(measures) + 1)}}}", r"\toprule", head + r" \\", r"\midrule"]
-    for group in groups:
+    measures, (titles, named) = shown_measures(groups), names(groups)
+    head = " & ".join([*map(_escaped, titles), *(m.title for m in measures), "seeds"])
+    shape = "l" * len(titles) + "r" * (len(measures) + 1)
+    lines = [rf"\begin{{tabular}}{{{shape}}}", r"\toprule", head + r" \\", r"\midrule"]
+    for group, own in zip(groups, named, strict=True):
         seeds = len(_begun(group))
         both = zip(cells(group, measures), measures, strict=True)
         texts = [written(cell, m, seeds, r" \pm ").replace(",", "{,}") for cell, m in both]
         numbers = [f"${text}$" if text else "" for text in texts]
-        lines.append(" & ".join([_escaped(group.label), *numbers, str(seeds)]) + r" \\")
+        lines.append(" & ".join([*map(_escaped, own), *numbers, str(seeds)]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 

@@ -1,14 +1,14 @@
 """The server's side of one round: scores and posteriors asked of the clients behind Flower's grid."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import Array, RecordDict
 from torch import Tensor
 
-from bcfl.engines.client import draw_model, is_usable
+from bcfl.engines.client import among, draw_model, is_usable, wanted_models
 from bcfl.engines.flower.records import (
     DOUBLE,
     FIT,
@@ -21,7 +21,7 @@ from bcfl.engines.flower.records import (
     to_array,
     whole_number,
 )
-from bcfl.federation import Choice, Jobs, Work
+from bcfl.federation import Choice, Jobs, Work, num_held_out
 from bcfl.gaussian import Gaussian
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class FlowerClients:
 
     def __init__(self, engine: "FlowerEngine", round_index: int):
         self.engine, self.round, self.seed = engine, round_index, engine.seed
-        self.num_examples = engine.num_examples.clone()
+        sizes = [engine.sizes_in(client, round_index).num_train for client in range(engine.num_clients)]
+        self.num_examples = torch.tensor(sizes, dtype=torch.float64)  # 0: not met yet
         self.layout, self.local_steps = engine.layout, engine.training.local_steps
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
         self.num_statistics = self.layout.num_statistics
@@ -48,53 +49,92 @@ class FlowerClients:
     def draw_model(self, *path: int) -> Tensor:
         return draw_model(self.engine.factory, self.layout, self.seed, *path)
 
-    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        return self._score("score", models, max_examples)
-
-    def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        return self._score("share", models, max_examples)
-
-    def _score(self, kind: str, models: Tensor, max_examples: int | None) -> Tensor:
-        clients = self._present_clients()
+    def score(
+        self,
+        models: Tensor,
+        max_examples: int | None = None,
+        wanted: Tensor | None = None,
+        held_out: float = 0.0,
+    ) -> Tensor:
+        own_of = wanted_models(self.present, len(models), wanted)
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
-        vectors = [to_array(model[: self.layout.num_evaluated]) for model in models]
-        parts = list(torch.arange(len(models)).split(self._per_message(4 * self.layout.num_evaluated)))
-        # The share of a model depends on all the others: each client must have had one part before the next.
-        stages = [[part] for part in parts] if kind == "share" else [parts]
-        for stage in stages:
-            pairs = [(client, part) for client in clients for part in stage]
-            asks = [self._score_ask(kind, client, part, vectors, max_examples) for client, part in pairs]
-
-            def read(position: int, content: RecordDict, pairs: list[tuple[int, Tensor]] = pairs) -> Tensor:
-                return _read_scores(kind, pairs[position][1], len(models), content)
-
-            answered = set()
-            for position, answer in self.engine.exchange(SCORE, self.round, asks, self.work, read):
-                client, part = pairs[position]
-                answered.add(position)
-                scores[client, part if kind == "score" else slice(None)] = answer
-            if kind == "share":
-                clients = [client for i, (client, _) in enumerate(pairs) if i in answered]
-        self.work.exchanges += 1
-        self.work.parameters_down += int(self.present.sum()) * len(models) * self.layout.num_evaluated
-        complete = ~scores.isnan().any(1)
-        self.engine.require(int(complete.sum()), int(self.present.sum()), SCORE, self.round)
-        self.present &= complete
+        settings = {"kind": "score", "max-examples": _or_all(max_examples), "held-out": held_out}
+        for client, part, (row,) in self._scored(models, own_of, settings, in_order=False):
+            scores[client, part] = row
+        self._part_with({client for client, own in own_of.items() if scores[client, own].isnan().any()}, own_of)
         scores[~self.present] = torch.nan
         for client in self._present_clients():
-            self._count_scored(client, len(models), max_examples)
-            self.work.scalars_up += len(models)
+            num_scored, num_wanted = self._num_scored(client, max_examples, held_out), len(own_of.get(client, []))
+            self.work.count_scored(num_wanted * num_scored, None if wanted is None else len(models) * num_scored)
+            self.work.scalars_up += num_wanted
         return scores
 
-    def _score_ask(self, kind: str, client: int, part: Tensor, vectors: list[Array], max_examples: int | None) -> "Ask":
-        settings = {
-            "kind": kind,
-            "num-models": len(part),
-            "first": int(part[0]),
-            "total": len(vectors),
-            "max-examples": -1 if max_examples is None else max_examples,
-        }
-        return self.engine.ask(client, self.round, settings, {f"mean.{i}": vectors[m] for i, m in enumerate(part)})
+    def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
+        own_of = wanted_models(self.present, len(models), None)
+        shares = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
+        settings = {"kind": "share", "max-examples": _or_all(max_examples)}
+        for client, _, (row,) in self._scored(models, own_of, settings, in_order=True):
+            shares[client] = row
+        self._part_with({client for client in own_of if shares[client].isnan().any()}, own_of)
+        for client in self._present_clients():
+            self.work.count_scored(len(models) * self._num_scored(client, max_examples))
+            self.work.scalars_up += len(models)
+        return shares
+
+    def look(
+        self, models: Tensor, max_examples: int | None, wanted: Tensor, first: int, last: int
+    ) -> tuple[Tensor, Tensor]:
+        own_of = wanted_models(self.present, len(models), wanted)
+        mean = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
+        covariance = torch.full((*mean.shape, len(models)), torch.nan, dtype=torch.float64)
+        settings = {"kind": "look", "max-examples": _or_all(max_examples), "from": first, "to": last}
+        for client, _, answer in self._scored(models, own_of, settings, in_order=True):
+            mean[client], covariance[client] = among(len(models), own_of[client], *answer)
+        self._part_with({client for client, own in own_of.items() if mean[client, own].isnan().any()}, own_of)
+        for client in own_of.keys() & set(self._present_clients()):
+            num_models = len(own_of[client])
+            self.work.count_scored(num_models * (last - first), 0)
+            self.work.scalars_up += num_models * (num_models + 1)
+        return mean, covariance
+
+    def _scored(
+        self, models: Tensor, own_of: dict[int, Tensor], settings: dict[str, Any], in_order: bool
+    ) -> Iterator[tuple[int, Tensor, tuple[Tensor, ...]]]:
+        """The answers of the clients about their own models, which come in several messages if they are large.
+
+        Where an answer depends on all of a client's models, they are sent `in_order`: a client must have had one part
+        before the next, and the answer to its last part is the answer.
+        """
+        vectors = {m: to_array(models[m, : self.layout.num_evaluated]) for own in own_of.values() for m in own.tolist()}
+        size = self._per_message(4 * self.layout.num_evaluated)
+        parts_of = {client: list(own.split(size)) for client, own in own_of.items()}
+        num_stages = max((len(parts) for parts in parts_of.values()), default=0) if in_order else 1
+        failed: set[int] = set()
+        for stage in range(num_stages):
+            stages = slice(stage, stage + 1) if in_order else slice(None)
+            pairs = [(c, part) for c, parts in parts_of.items() if c not in failed for part in parts[stages]]
+            asks = []
+            for client, part in pairs:
+                place = {"first": stage * size, "total": len(own_of[client]), "num-models": len(part)}
+                arrays = {f"mean.{i}": vectors[m] for i, m in enumerate(part.tolist())}
+                asks.append(self.engine.ask(client, self.round, {**settings, **place}, arrays))
+
+            def read(position: int, content: RecordDict, asks: "list[Ask]" = asks) -> tuple[Tensor, ...] | None:
+                return _read_scores(settings_of(asks[position].content, "ask"), content)
+
+            failed |= {client for client, _ in pairs}
+            for position, answer in self.engine.exchange(SCORE, self.round, asks, self.work, read):
+                client, part = pairs[position]
+                failed.discard(client)
+                if answer is not None:
+                    yield client, part, answer
+        self.work.exchanges += bool(own_of)
+        self.work.parameters_down += sum(len(own) for own in own_of.values()) * self.layout.num_evaluated
+
+    def _part_with(self, incomplete: set[int], own_of: dict[int, Tensor]) -> None:
+        """Clients that did not answer in full leave the round."""
+        self.engine.require(len(own_of) - len(incomplete), len(own_of), SCORE, self.round)
+        self.present[list(incomplete)] = False
 
     def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
         beliefs, clients = jobs.belief.tolist(), jobs.client.tolist()
@@ -122,7 +162,7 @@ class FlowerClients:
 
         def read(position: int, content: RecordDict) -> list[Gaussian | None]:
             client = clients[shares[position][0]]
-            return [self._read_posterior(client, i, content, jobs.curvature) for i in range(len(shares[position]))]
+            return [self._read_posterior(client, i, content, jobs) for i in range(len(shares[position]))]
 
         answers = self.engine.exchange(FIT, self.round, asks, self.work, read)
         self.work.exchanges += 1
@@ -145,7 +185,7 @@ class FlowerClients:
         self.engine.require(len(answered), len(jobs_of), FIT, self.round)
 
     def fit_best(
-        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
+        self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
     ) -> Iterator[Choice]:
         if len(models) > self._per_message(8 * self.layout.length):
             yield from self._fit_best_in_two(models, strength, curvature, max_examples)
@@ -155,18 +195,20 @@ class FlowerClients:
         sent, everything = _BeliefArrays(models, self.num_parameters), list(range(len(models)))
         jobs = Jobs(torch.empty(0), torch.empty(0), curvature=curvature)
         power = float(torch.tensor(strength))  # single precision, as every engine has it
-        settings = self._fit_settings("best", everything, [power] * len(models), sent, jobs, max_examples)
+        settings = self._fit_settings("best", everything, [power] * len(models), sent, jobs)
+        settings |= {"max-examples": _or_all(max_examples), "racing": racing}
         arrays = {name: array for belief in everything for name, array in sent.of(belief).items()}
         asks = [self.engine.ask(client, self.round, settings, arrays) for client in clients]
 
-        def read(position: int, content: RecordDict) -> Choice:
-            best = whole_number(settings_of(content, "choice"), "choice", 0, len(models) - 1)
-            return Choice(clients[position], best, self._read_posterior(clients[position], best, content, curvature))
+        def read(position: int, content: RecordDict) -> tuple[Choice, int]:
+            said, client = settings_of(content, "choice"), clients[position]
+            best, num_scored = whole_number(said, "choice", 0, len(models) - 1), whole_number(said, "scored", 0, 2**62)
+            return Choice(client, best, self._read_posterior(client, best, content, jobs)), num_scored
 
         answers = self.engine.exchange(FIT, self.round, asks, self.work, read)
         self.work.exchanges += 1
         self.work.late += len(present) - len(clients)
-        ready: dict[int, Choice] = {}
+        ready: dict[int, tuple[Choice, int]] = {}
         num_answers = 0
         for position, client in enumerate(clients):  # in the order of the clients, so that sums repeat
             while position not in ready and (answer := next(answers, None)) is not None:
@@ -174,16 +216,21 @@ class FlowerClients:
                 num_answers += 1
             self.work.parameters_down += len(models) * self.layout.numbers_sent(curvature)
             if position in ready:
-                self._count_scored(client, len(models), max_examples)
+                choice, num_scored = ready.pop(position)
+                in_full = len(models) * self._num_scored(client, max_examples)
+                self.work.count_scored(num_scored, in_full if racing else None)
                 self._count_trained(curvature, None)
                 self.work.scalars_up += 1
-                yield ready.pop(position)
+                yield choice
         self.engine.require(num_answers, len(clients), FIT, self.round)
 
     def _fit_best_in_two(
         self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
     ) -> Iterator[Choice]:
-        """The same where the beliefs do not fit into one message: first the scores, then the best belief alone."""
+        """The same where the beliefs do not fit into one message: first the scores, then the best belief alone.
+
+        Nobody races here: a client that has one part of the beliefs cannot drop what it has not seen.
+        """
         best = self.score(models.mean, max_examples).nan_to_num(-torch.inf).argmax(1)
         clients = self.present.nonzero()[:, 0]
         jobs = Jobs(best[clients], clients, torch.full((len(clients),), strength), curvature)
@@ -198,7 +245,6 @@ class FlowerClients:
         strengths: list[float],
         sent: "_BeliefArrays",
         jobs: Jobs,
-        max_examples: int | None = None,
     ) -> dict[str, Any]:
         return {
             "kind": kind,
@@ -208,14 +254,15 @@ class FlowerClients:
             "levels": [sent.level(belief) for belief in beliefs],
             "curvature": int(jobs.curvature),
             "num-steps": jobs.num_steps or -1,
-            "max-examples": -1 if max_examples is None else max_examples,
+            "held-out": jobs.held_out,
         }
 
-    def _read_posterior(self, client: int, i: int, content: RecordDict, curvature: bool) -> Gaussian | None:
+    def _read_posterior(self, client: int, i: int, content: RecordDict, jobs: Jobs) -> Gaussian | None:
         """The i-th posterior of an answer; None if it is sound but not finite, as of a training that diverged."""
-        arrays, num_examples = arrays_of(content, "answer"), float(self.num_examples[client])
+        own = self.num_examples[client]
+        arrays, num_examples = arrays_of(content, "answer"), float(own - num_held_out(own, jobs.held_out))
         mean = read_array(arrays.get(f"mean.{i}"), (self.layout.length,), FLOAT, f"mean.{i}")
-        if not curvature:  # the precision counts examples, which the server knows
+        if not jobs.curvature:  # the precision counts examples, which the server knows
             posterior = Gaussian(mean, torch.tensor(num_examples).expand(len(mean)))
         else:
             precision = torch.full_like(mean, num_examples)
@@ -235,9 +282,10 @@ class FlowerClients:
     def _present_clients(self) -> list[int]:
         return self.present.nonzero()[:, 0].tolist()
 
-    def _count_scored(self, client: int, num_models: int, max_examples: int | None) -> None:
-        num_examples = int(self.num_examples[client])
-        self.work.scored_examples += num_models * min(num_examples, max_examples or num_examples)
+    def _num_scored(self, client: int, max_examples: int | None, held_out: float = 0.0) -> int:
+        own = self.num_examples[client]
+        num_examples = int(num_held_out(own, held_out) or own)
+        return min(num_examples, max_examples or num_examples)
 
     def _count_trained(self, curvature: bool, num_steps: int | None) -> None:
         self.work.trainings += 1
@@ -270,17 +318,34 @@ class _BeliefArrays:
         return self._made[belief]
 
 
-def _read_scores(kind: str, part: Tensor, num_models: int, content: RecordDict) -> Tensor:
-    """A row of scores: log-likelihoods of discrete labels, so none is above 0; or shares, which sum to one."""
-    arrays = arrays_of(content, "answer")
-    if kind == "share":
-        if int(part[-1]) + 1 < num_models:
-            return torch.full((num_models,), torch.nan, dtype=torch.float64)  # the last part brings the shares
-        share = finite(read_array(arrays.get("scores"), (num_models,), DOUBLE, "scores"), "scores")
+def _or_all(max_examples: int | None) -> int:
+    return -1 if max_examples is None else max_examples
+
+
+def _read_scores(ask: Mapping[str, Any], content: RecordDict) -> tuple[Tensor, ...] | None:
+    """What a client says of its models, after it is found sound; None where more of its models are to come first.
+
+    A score is a row of log-likelihoods of discrete labels, so none is above 0; shares sum to one; a look gives mean
+    log-likelihoods and their covariance.
+    """
+    arrays, count, total = arrays_of(content, "answer"), ask["num-models"], ask["total"]
+
+    def numbers(name: str, *shape: int) -> Tensor:
+        return finite(read_array(arrays.get(name), shape, DOUBLE, name), name)
+
+    if ask["kind"] == "score":
+        scores = numbers("scores", count)
+        if float(scores.max()) > 0:
+            raise ValueError("log-likelihoods must be ≤ 0")
+        return (scores,)
+    if ask["first"] + count < total:
+        return None
+    if ask["kind"] == "share":
+        share = numbers("scores", total)
         if float(share.min()) < 0 or abs(float(share.sum()) - 1) > 1e-6:
             raise ValueError("shares must be ≥ 0 and sum to one")
-        return share
-    scores = finite(read_array(arrays.get("scores"), (len(part),), DOUBLE, "scores"), "scores")
-    if float(scores.max()) > 0:
-        raise ValueError("log-likelihoods must be ≤ 0")
-    return scores
+        return (share,)
+    mean, covariance = numbers("mean", total), numbers("covariance", total, total)
+    if float(mean.max()) > 0 or float(covariance.diagonal().min()) < 0:
+        raise ValueError("mean log-likelihoods must be ≤ 0 and their variances ≥ 0")
+    return mean, covariance

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from bcfl.engines.flower.records import (
     whole_number,
 )
 from bcfl.engines.simulator import Participation
-from bcfl.federation import Work
+from bcfl.federation import Mixture, Work
 from bcfl.local import Evaluation, Training
 from bcfl.models import FlatModel, ModelFactory, build
 
@@ -66,14 +66,26 @@ class Terms:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What a client said about the data that it holds from a round on."""
+
+    num_train: int
+    num_test: int
+    group: int  # −1: it did not say
+    first_round: int = 0
+
+
+@dataclass(frozen=True)
 class Member:
     """A client as the server knows it: the node that speaks for it, and what it said about its data."""
 
     node: int
-    num_train: int
-    num_test: int
     num_classes: int
-    group: int
+    sizes: Sizes
+    later: Sizes | None = None  # where its data change in mid-run: only in simulations
+
+    def sizes_in(self, round_index: int) -> Sizes:
+        return self.sizes if self.later is None or round_index < self.later.first_round else self.later
 
 
 @dataclass(frozen=True)
@@ -112,24 +124,31 @@ class FlowerEngine:
         self.num_classes: int | None = None
         self._online: set[int] = set()
         self._refused: set[int] = set()
-        self.num_examples = torch.zeros(terms.num_clients, dtype=torch.float64)  # 0: not met yet
-        self.meet(terms.num_clients)
+        expected = self._num_joined(0)
+        self.meet(expected, expected)
 
     @property
     def num_clients(self) -> int:
         return self.terms.num_clients
 
-    @property
-    def group(self) -> Tensor | None:
-        """The clients' true groups, if all of them told."""  # (client,)
-        groups = [self.members[c].group if c in self.members else -1 for c in range(self.num_clients)]
+    def group_in(self, round_index: int) -> Tensor | None:
+        """The clients' true groups in that round, if all of them told."""  # (client,)
+        groups = [self.sizes_in(client, round_index).group for client in range(self.num_clients)]
         return None if min(groups) < 0 else torch.tensor(groups)
+
+    def sizes_in(self, client: int, round_index: int) -> Sizes:
+        """What a client holds in that round: nothing, for all that is known, of one that was not met yet."""
+        return self.members[client].sizes_in(round_index) if client in self.members else Sizes(0, 0, -1)
 
     def online(self, client: int) -> bool:
         return client in self.members and self.members[client].node in self._online
 
-    def meet(self, enough: int) -> None:
-        """See who is there, ask newcomers who they are, and wait until `enough` clients are, or patience ends."""
+    def _num_joined(self, round_index: int) -> int:
+        """How many clients belong to the federation by that round."""
+        return int(self.participation.joined(self.num_clients, round_index).sum())
+
+    def meet(self, enough: int, expected: int) -> None:
+        """See who is there, ask newcomers who they are, and wait until `enough` of the `expected` came, or long."""
         until = time.monotonic() + self.terms.wait
         asked: set[int] = set()  # a newcomer that fails is asked again before the next round, not at once
         while True:
@@ -144,9 +163,9 @@ class FlowerEngine:
             if present >= enough or time.monotonic() > until:
                 break
             time.sleep(POLL)
-        if present < self.least(self.num_clients):
-            raise ConnectionError(f"{present} of {self.num_clients} clients are there, "
-                                  f"at least {self.least(self.num_clients)} are needed (deploy.min_share)")  # fmt: skip
+        if present < self.least(expected):
+            raise ConnectionError(f"{present} of {expected} clients are there, "
+                                  f"at least {self.least(expected)} are needed (deploy.min_share)")  # fmt: skip
 
     def least(self, asked: int) -> int:
         """How many of `asked` clients must answer."""
@@ -160,8 +179,8 @@ class FlowerEngine:
         num_classes = whole_number(said, "num-classes", 1, 2**20)
         if self.num_classes not in (None, num_classes):
             raise ValueError(f"its model tells {num_classes} classes apart, the others' {self.num_classes}")
-        sizes = whole_number(said, "num-train", 1, 2**40), whole_number(said, "num-test", 0, 2**40)
-        return client, Member(0, *sizes, num_classes, whole_number(said, "group", -1, 2**20))
+        later = _read_sizes(settings_of(content, "later")) if "later" in content.config_records else None
+        return client, Member(0, num_classes, _read_sizes({**said, "round": 0}), later)
 
     def _welcome(self, member: Member, client: int) -> None:
         if self.online(client):
@@ -171,40 +190,57 @@ class FlowerEngine:
             return
         self.num_classes = member.num_classes
         self.members[client] = member
-        self.num_examples[client] = member.num_train
 
     def begin(self, round_index: int) -> FlowerClients:
-        self.meet(self.least(self.num_clients))
+        expected = self._num_joined(round_index)
+        self.meet(self.least(expected), expected)
         return FlowerClients(self, round_index)
 
-    def evaluate(self, models: Tensor, model_of_client: Tensor) -> list[Evaluation | None]:
-        """Each client's model on its own test data; None for a client without any, or without a sound answer."""
-        tested = [c for c, member in self.members.items() if self.online(c) and member.num_test]
+    def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:
+        """Each client's mixture on its own test data; None for a client without any, or without a sound answer."""
+        joined = self.participation.joined(self.num_clients, round_index)
+        tested = [c for c in self.members if joined[c] and self.online(c) and self.sizes_in(c, round_index).num_test]
+        needed = max((len(mixtures[c]) for c in tested), default=0) * 4 * self.layout.num_evaluated
+        if needed > max(self.terms.message_bytes, self.terms.model_bytes):
+            raise ValueError(f"a client's mixture of models takes {needed} bytes, more than deploy.message_bytes and "
+                             "deploy.model_bytes allow; switch experiment.mixture off or raise them")  # fmt: skip
         vectors = {
-            m: to_array(models[m, : self.layout.num_evaluated]) for m in {int(model_of_client[c]) for c in tested}
+            m: to_array(models[m, : self.layout.num_evaluated]) for m in set().union(*(mixtures[c] for c in tested))
         }
-        asks = [self.ask(c, 0, {}, {"mean.0": vectors[int(model_of_client[c])]}) for c in tested]
+        asks = [
+            self.ask(
+                c,
+                round_index,
+                {"shares": list(mixtures[c].values())},
+                {f"mean.{i}": vectors[m] for i, m in enumerate(mixtures[c])},
+            )
+            for c in tested
+        ]
         evaluations: list[Evaluation | None] = [None] * self.num_clients
 
         def read(position: int, content: RecordDict) -> Evaluation:
-            return self._read_evaluation(tested[position], content)
+            return self._read_evaluation(tested[position], round_index, content)
 
-        for position, evaluation in self.exchange(EVALUATE, 0, asks, Work(), read):
+        for position, evaluation in self.exchange(EVALUATE, round_index, asks, Work(), read):
             evaluations[tested[position]] = evaluation
         return evaluations
 
-    def _read_evaluation(self, client: int, content: RecordDict) -> Evaluation:
-        arrays, member = arrays_of(content, "answer"), self.members[client]
-        confusion = read_array(arrays.get("confusion"), (member.num_classes, member.num_classes), INT, "confusion")
+    def _read_evaluation(self, client: int, round_index: int, content: RecordDict) -> Evaluation:
+        arrays, num_classes = arrays_of(content, "answer"), self.members[client].num_classes
+        num_test = self.sizes_in(client, round_index).num_test
+        confusion = read_array(arrays.get("confusion"), (num_classes, num_classes), INT, "confusion")
         calibration = read_array(arrays.get("calibration"), (local.NUM_BINS, 3), DOUBLE, "calibration")
         total = float(
             finite(read_array(arrays.get("log-likelihood"), (1,), DOUBLE, "log-likelihood"), "log-likelihood")
         )
-        if int(confusion.min()) < 0 or int(confusion.sum()) != member.num_test:
-            raise ValueError(f"confusion must count the client's {member.num_test} test examples")
-        if float(finite(calibration, "calibration").min()) < 0 or int(calibration[:, 0].sum()) != member.num_test:
-            raise ValueError(f"calibration must count the client's {member.num_test} test examples")
-        return Evaluation(confusion, total, calibration)
+        brier = float(finite(read_array(arrays.get("brier"), (1,), DOUBLE, "brier"), "brier"))
+        if int(confusion.min()) < 0 or int(confusion.sum()) != num_test:
+            raise ValueError(f"confusion must count the client's {num_test} test examples")
+        if float(finite(calibration, "calibration").min()) < 0 or int(calibration[:, 0].sum()) != num_test:
+            raise ValueError(f"calibration must count the client's {num_test} test examples")
+        if not 0 <= brier <= 2.001 * num_test:
+            raise ValueError(f"brier must be between 0 and 2 for each of the client's {num_test} test examples")
+        return Evaluation(confusion, total, calibration, brier)
 
     def ask(
         self, client: int, round_index: int, settings: dict[str, Any], arrays: dict[str, Array], num_answers: int = 1
@@ -285,3 +321,8 @@ class FlowerEngine:
         if asked and answered < self.least(asked):
             raise ConnectionError(f"round {round_index}: {answered} of {asked} clients answered {kind}, "
                                   f"at least {self.least(asked)} must (deploy.min_share)")  # fmt: skip
+
+
+def _read_sizes(said: Mapping[str, Any]) -> Sizes:
+    sizes = whole_number(said, "num-train", 1, 2**40), whole_number(said, "num-test", 0, 2**40)
+    return Sizes(*sizes, whole_number(said, "group", -1, 2**20), whole_number(said, "round", 0, 2**31))

@@ -64,6 +64,13 @@ def whole_number(settings: Mapping[str, Any], key: str, least: int, most: int) -
     return value
 
 
+def share_of(settings: Mapping[str, Any], key: str) -> float:
+    value = settings.get(key)
+    if type(value) is not float or not 0 <= value < 1:
+        raise ValueError(f"{key} must be a number in [0, 1), got {str(value)[:40]}")
+    return value
+
+
 def list_of(settings: Mapping[str, Any], key: str, kind: type, length: int | None = None) -> list[Any]:
     values = settings.get(key)
     sound = isinstance(values, list) and all(type(value) is kind for value in values)

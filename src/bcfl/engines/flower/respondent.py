@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bcfl import local
-from bcfl.engines.client import LocalClient, continued_momentum, is_usable, layout_of
+from bcfl.engines.client import Later, LocalClient, continued_momentum, is_usable, layout_of
 from bcfl.engines.flower.privacy import Ledger, Privacy
 from bcfl.engines.flower.records import (
     FLOAT,
@@ -21,11 +21,13 @@ from bcfl.engines.flower.records import (
     one_line,
     read_array,
     settings_of,
+    share_of,
     to_array,
     whole_number,
 )
 from bcfl.gaussian import Gaussian
 from bcfl.models import FlatModel
+from bcfl.racing import moments
 
 MAX_STEPS = 1_000_000  # of one local training: a client is asked for no more, whoever asks
 
@@ -40,36 +42,52 @@ class Respondent:
     group: int | None = None  # its true group, where that is known: only in simulations
     privacy: Privacy | None = None
     ledger: Ledger | None = None  # given where privacy is
+    later: Later | None = None  # where its data change in mid-run
 
     def describe(self) -> RecordDict:
         answer: dict[str, Any] = {
             "client": self.client.index,
-            "num-train": len(self.client.train),
-            # Counts over test data are not blurred, so a client that protects its data is not tested.
-            "num-test": len(self.client.test) if self.privacy is None else 0,
             "num-classes": self.num_classes,
             "vector-length": layout_of(self.model, self.client.training).length,
-            "group": -1 if self.group is None else self.group,
+            **self._sizes(self.client, self.group),
         }
-        return RecordDict({"answer": ConfigRecord(answer)})
+        said = RecordDict({"answer": ConfigRecord(answer)})
+        if self.later is not None:
+            sizes = self._sizes(self.later.client, self.later.group)
+            said["later"] = ConfigRecord({"round": self.later.round, **sizes})
+        return said
+
+    def _sizes(self, client: LocalClient, group: int | None) -> dict[str, int]:
+        # Counts over test data are not blurred, so a client that protects its data is not tested.
+        num_test = len(client.test) if self.privacy is None else 0
+        return {"num-train": len(client.train), "num-test": num_test, "group": -1 if group is None else group}
+
+    def _client(self, round_index: int) -> LocalClient:
+        """The client with the data that it holds in that round."""
+        return self.client if self.later is None or round_index < self.later.round else self.later.client
 
     def score(self, content: RecordDict, state: RecordDict) -> RecordDict:
-        """Log-likelihoods of the models, or the share of examples that each explains best.
+        """Log-likelihoods of the models, or the share of examples that each explains best, or what a look tells.
 
-        Where the models of a share come in several messages, the best so far of every example is kept in between.
+        Where the models of a share or a look come in several messages, what the answer needs is kept in between.
         """
         ask, round_index = self._ask(content)
+        client = self._client(round_index)
         count, max_examples = whole_number(ask, "num-models", 1, 2**31), whole_number(ask, "max-examples", -1, 2**62)
         size = len(self.model.vector)
         arrays = arrays_of(content, "models")
         models = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(count)])
-        values = self.client.log_likelihoods(
-            self.model, models, round_index, None if max_examples < 0 else max_examples
-        )
-        if ask.get("kind") != "share":
-            scores = local.total_log_likelihood(values, len(self.client.train))
-            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, len(self.client.train)))
+        kind, bound = ask.get("kind"), None if max_examples < 0 else max_examples
+        held_out = share_of(ask, "held-out") if kind == "score" else 0.0
+        part = self._part(ask, client.num_scored(bound)) if kind == "look" else None
+        values = client.log_likelihoods(self.model, models, round_index, bound, held_out, part)
+        if kind not in ("share", "look"):
+            num_examples = len(client.scored(held_out))
+            scores = local.total_log_likelihood(values, num_examples)
+            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, num_examples))
         first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
+        if kind == "look":
+            return self._look(values, round_index, first, total, state)
         best, model_of = values.max(0)
         model_of = model_of + first
         if first:
@@ -87,9 +105,31 @@ class Respondent:
         shares = torch.bincount(model_of, minlength=total).double() / len(model_of)
         return self._scores(shares if self.privacy is None else self.privacy.shares(shares))
 
+    def _part(self, ask: Mapping[str, Any], num_scored: int) -> tuple[int, int]:
+        """The part of the examples that a look is at."""
+        if self.privacy is not None:
+            raise ValueError("this client protects its data and tells only blurred scores: set method.racing = 0")
+        first = whole_number(ask, "from", 0, num_scored)
+        return first, whole_number(ask, "to", first + 2, num_scored)
+
+    def _look(self, values: Tensor, round_index: int, first: int, total: int, state: RecordDict) -> RecordDict:
+        """Mean and covariance of the log-likelihoods, once all models of the look have come."""
+        if first:
+            kept = arrays_of(state, f"look.{round_index}.{first}")
+            before = read_array(kept.get("values"), (first, values.shape[1]), FLOAT, "the look so far")
+            values = torch.cat([before, values])
+        for name in [name for name in state if name.startswith("look.")]:
+            del state[name]
+        if len(values) < total:
+            state[f"look.{round_index}.{len(values)}"] = ArrayRecord({"values": to_array(values)})
+            return RecordDict({"answer": ArrayRecord({})})
+        mean, covariance = moments(values)
+        return RecordDict({"answer": ArrayRecord({"mean": to_array(mean), "covariance": to_array(covariance)})})
+
     def fit(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """A posterior per belief, or only of the one that explains the client's data best."""
         ask, round_index = self._ask(content)
+        client = self._client(round_index)
         layout = layout_of(self.model, self.client.training)
         beliefs = list_of(ask, "beliefs", int)
         parents, strengths, levels = (
@@ -98,30 +138,22 @@ class Respondent:
         )
         if not beliefs or any(not (math.isfinite(s) and s >= 0) for s in strengths):
             raise ValueError("strengths must be finite numbers ≥ 0, one per belief and at least one")
-        num_steps, max_examples = (
-            whole_number(ask, "num-steps", -1, MAX_STEPS),
-            whole_number(ask, "max-examples", -1, 2**62),
-        )
-        curvature = bool(whole_number(ask, "curvature", 0, 1))
+        num_steps = whole_number(ask, "num-steps", -1, MAX_STEPS)
+        curvature, held_out = bool(whole_number(ask, "curvature", 0, 1)), share_of(ask, "held-out")
         arrays = arrays_of(content, "models")
         start = self._vector(arrays, "start", layout.length) if "start" in arrays else None
         models = [
             Gaussian(self._vector(arrays, f"mean.{b}", layout.length), self._precision(arrays, b, level, layout.length))
             for b, level in zip(beliefs, levels, strict=True)
         ]
-        choice, chosen = -1, list(range(len(beliefs)))
+        choice, num_scored, chosen = -1, 0, list(range(len(beliefs)))
         if ask.get("kind") == "best":
-            means = torch.stack([model.mean for model in models])
-            bound = None if max_examples < 0 else max_examples
-            scores = self.client.score(self.model, means, round_index, bound, local.total_log_likelihood)
-            if self.privacy is not None:
-                scores = self.privacy.scores(scores, len(self.client.train))
-            choice = int(scores.argmax())
+            choice, num_scored = self._best(torch.stack([model.mean for model in models]), ask, round_index)
             chosen = [choice]
         memory = _Momentum(state, round_index) if self.client.training.momentum_state == "client" else None
         answer = {}
         for i in chosen:
-            posterior, velocity = self.client.fit(
+            posterior, velocity = client.fit(
                 self.model,
                 models[i],
                 round_index,
@@ -130,6 +162,7 @@ class Respondent:
                 start=start,
                 num_steps=None if num_steps < 1 else num_steps,
                 momentum=continued_momentum(memory.before, parents[i]) if memory else None,
+                held_out=held_out,
             )
             mean, precision = posterior.mean, posterior.precision[: layout.num_parameters]
             if self.privacy is not None:
@@ -144,21 +177,43 @@ class Respondent:
                 memory.now[beliefs[i]] = velocity
         if memory:
             memory.write(state)
-        said = RecordDict({"answer": ArrayRecord(answer), "choice": ConfigRecord({"choice": choice})})
+        choice_record = ConfigRecord({"choice": choice, "scored": num_scored})
+        said = RecordDict({"answer": ArrayRecord(answer), "choice": choice_record})
         return self._charged(said, len(chosen) * (1 + curvature) + (choice >= 0))
 
+    def _best(self, means: Tensor, ask: Mapping[str, Any], round_index: int) -> tuple[int, int]:
+        """The belief that explains the client's data best, and how many (example, model) pairs were scored."""
+        client = self._client(round_index)
+        max_examples, racing = whole_number(ask, "max-examples", -1, 2**62), ask.get("racing")
+        bound = None if max_examples < 0 else max_examples
+        if not isinstance(racing, float) or not 0 <= racing < 1:
+            raise ValueError(f"racing must be a number in [0, 1), got {one_line(racing)}")
+        if self.privacy is None:
+            return client.best(self.model, means, round_index, bound, racing)
+        # A choice by blurred scores needs all of them in full, racing or not.
+        scores = client.score(self.model, means, round_index, bound, local.total_log_likelihood)
+        blurred = self.privacy.scores(scores, len(client.train))
+        return int(blurred.argmax()), len(means) * client.num_scored(bound)
+
     def evaluate(self, content: RecordDict) -> RecordDict:
-        self._ask(content)
+        """What a mixture of models, most often one, makes of the client's test data."""
+        ask, round_index = self._ask(content)
         if self.privacy is not None:
             raise ValueError("this client protects its data and is not tested")
-        vector = self._vector(arrays_of(content, "models"), "mean.0", len(self.model.vector))
-        evaluation = self.client.evaluate(self.model, vector, self.num_classes)
+        shares = list_of(ask, "shares", float)
+        if not shares or any(not 0 < share <= 1.001 for share in shares):
+            raise ValueError("shares must be numbers in (0, 1], one per model and at least one")
+        arrays, size = arrays_of(content, "models"), len(self.model.vector)
+        vectors = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(len(shares))])
+        log_weight = torch.tensor(shares, dtype=torch.float64).log()
+        evaluation = self._client(round_index).evaluate(self.model, vectors, log_weight, self.num_classes)
         if evaluation is None:
             raise ValueError("this client has no test data")
         answer = {
             "confusion": to_array(evaluation.confusion),
             "calibration": to_array(evaluation.calibration),
             "log-likelihood": to_array(torch.tensor([evaluation.log_likelihood], dtype=torch.float64)),
+            "brier": to_array(torch.tensor([evaluation.brier], dtype=torch.float64)),
         }
         return RecordDict({"answer": ArrayRecord(answer)})
 

@@ -1,0 +1,86 @@
+"""What a round holds in memory, and how long the command line takes to begin."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from measure import Row, best_seconds, peak_bytes, row
+from rounds import NUM_WORKERS
+from workloads import NETS, Workload
+
+from bcfl.federation import Hypotheses
+from bcfl.local import Training
+from bcfl.methods.bcfl import BCFL
+
+PER_WORKER = 8  # beliefs' worth of memory that a worker may take: its model, gradients, a posterior on its way
+DIGITS_FIVE = replace(NETS[-1], num_examples=8, training=Training(local_steps=1, momentum_state="fresh"))
+
+
+def rows() -> list[Row]:
+    return [*memory(DIGITS_FIVE), *start_up()]
+
+
+def memory(net: Workload, clients: tuple[int, int] = (10, 80)) -> list[Row]:
+    """The peak of a BCFL-MH-6 round beyond the beliefs before it, in beliefs: two vectors, mean and precision."""
+    held, allowed, beside = [], [], []
+    for num_clients in clients:
+        peak, (num_after, belief) = peak_bytes(partial(_round, replace(net, num_clients=num_clients)), _size)
+        held.append(peak / belief)
+        allowed.append(num_after + PER_WORKER * NUM_WORKERS)
+        beside.append(peak / belief - num_after)
+    few, many = clients
+    name = f"{net.name}, BCFL-MH-6: memory"
+    note = (
+        f"{held[1]:.1f} beliefs of {allowed[1]} allowed with {many} clients, {held[0]:.1f} of {allowed[0]} with {few}"
+    )
+    share = max(peak / limit for peak, limit in zip(held, allowed, strict=True))
+    same = f"beside the new beliefs {beside[1]:.1f} against {beside[0]:.1f} beliefs"
+    return [
+        row(f"{name} of a round", share, 1, "of new beliefs + 8 per worker", note),
+        row(f"{name} with {many} clients", beside[1] / beside[0], 1.1, f"of that with {few}", same),
+    ]
+
+
+def _round(net: Workload) -> Callable[[], Hypotheses]:
+    simulator = net.simulator(NUM_WORKERS)
+    method = BCFL(net.num_groups, "multi", 6, initial="same", scoring_examples=net.num_examples)
+    state = method.init(simulator.begin(0))
+    return lambda: method.round(state, simulator.begin(1))[0]
+
+
+def _size(state: Hypotheses) -> tuple[int, int]:
+    """How many beliefs there are, and the bytes of one: mean and precision."""
+    return len(state.models), 2 * state.models.mean[0].nbytes
+
+
+def start_up(repeats: int = 10) -> list[Row]:
+    command = shutil.which("bcfl", path=Path(sys.executable).parent)
+    assert command is not None, "bcfl is not installed beside this Python"
+    help_text, nothing = best_seconds(
+        partial(_run, command, "--help"), partial(_run, sys.executable, "-c", "pass"), repeats=repeats
+    )
+    few = -(-repeats // 4)
+    with tempfile.TemporaryDirectory() as folder:
+        counter = iter(range(few))
+        first_round, torch_alone = best_seconds(
+            lambda: _run(command, "run", "--quiet", "--set", "experiment.rounds=1",
+                         "--out", f"{folder}/{next(counter)}"),
+            partial(_run, sys.executable, "-c", "import torch"),
+            repeats=few,
+        )  # fmt: skip
+    return [
+        row("bcfl --help", help_text / nothing, 3, "python -c pass", f"{help_text:.3f} s against {nothing:.3f} s"),
+        row(
+            "bcfl run, until its first round is done", first_round - torch_alone, 5, "s beyond import torch",
+            f"{first_round:.2f} s against {torch_alone:.2f} s",
+        ),
+    ]  # fmt: skip
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

@@ -1,0 +1,141 @@
+"""The speed of whole rounds: beside a bare training loop, on more workers, of one method beside another, by size."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import fields, replace
+from typing import Any
+
+from measure import Row, best_seconds, row
+from workloads import NETS, TINY, BareLoop, Workload, round_of
+
+from bcfl.engines.simulator import Simulator
+from bcfl.federation import Hypotheses
+from bcfl.methods.averaging import FedAvg
+from bcfl.methods.bcfl import BCFL
+from bcfl.models import mlp
+
+NUM_WORKERS = 2
+TARGETS = {"Fashion-MNIST net": 1.10, "CIFAR-10 net": 1.10, "AmazonReview net": 1.15, "Digits-Five net": 1.15}
+JOB_SCORING = 32  # scoring examples where trainings are compared: few, as their time is subtracted
+
+
+def rows() -> list[Row]:
+    of_nets = [figure for net in NETS for figure in engine(net, TARGETS[net.name], 2 if net is NETS[-1] else 3)]
+    return [*of_nets, *methods(NETS[0]), *many_clients(TINY), *scaling(TINY)]
+
+
+def engine(net: Workload, target: float, repeats: int) -> list[Row]:
+    """A FedAvg round beside the same steps in a bare loop, and on several workers beside one."""
+    with net.simulator(NUM_WORKERS) as many, net.simulator(1) as one, closing(BareLoop(net, NUM_WORKERS)) as bare:
+        operations = (round_of(FedAvg(), many)[0], bare, round_of(FedAvg(), one)[0])
+        bare()  # the engines have played a round by now, too
+        ours, yardstick, alone = best_seconds(*operations, repeats=repeats)
+    steps = f"{net.num_clients} clients, {net.training.local_steps} steps of {net.training.batch_size}"
+    note = f"{ours:.2f} s against {yardstick:.2f} s, best of {repeats}; {steps}"
+    faster = f"{alone:.2f} s against {ours:.2f} s: {alone / ours:.2f} times as fast"
+    return [
+        row(f"{net.name}: FedAvg round", ours / yardstick, target, "bare loops", note),
+        row(f"{net.name}: a round on two workers", ours / alone, 1 / 1.8, "of one worker's time", faster),
+    ]
+
+
+def methods(net: Workload, num_rounds: int = 3, scoring: int = 320, repeats: int = 3) -> list[Row]:
+    """BCFL beside FedAvg, consensus and multi-hypothesis beside greedy, once beliefs tell the groups apart."""
+    racing = {"racing": 0.01} if any(field.name == "racing" for field in fields(BCFL)) else {}
+    with net.simulator(NUM_WORKERS) as simulator:
+        greedy, state = round_of(_bcfl(net, "greedy", scoring), simulator, num_rounds)
+
+        def from_there(method: BCFL) -> Callable[[], object]:
+            return lambda: method.round(state, simulator.begin(num_rounds + 1))
+
+        operations = [round_of(FedAvg(), simulator)[0], greedy, from_there(_bcfl(net, "consensus", scoring))]
+        if racing:
+            operations.append(from_there(_bcfl(net, "greedy", scoring, **racing)))
+        average, full, merged, *raced = best_seconds(*operations, repeats=repeats)
+        per_job = _per_job(net, simulator, state, num_rounds + 1, repeats)
+    setting = f"{net.name}, {net.num_clients} clients, K = {net.num_groups}, {scoring} scoring examples a client"
+    return [
+        row("BCFL-G round", full / average, 1.9, "FedAvg rounds", f"{full:.2f} s against {average:.2f} s; {setting}"),
+        *(
+            row("BCFL-G round, racing", seconds / average, 1.35, "FedAvg rounds", f"racing = 0.01, {seconds:.2f} s")
+            for seconds in raced
+        ),
+        row("BCFL-C-6 round", merged / full, 1.25, "BCFL-G rounds", f"{merged:.2f} s against {full:.2f} s"),
+        per_job,
+    ]
+
+
+def _per_job(net: Workload, simulator: Simulator, state: Hypotheses, index: int, repeats: int) -> Row:
+    """The time of a distinct training: the round without a scoring of the same models, divided by its trainings."""
+    operations: list[Callable[[], Any]] = []
+    trainings = []
+    for method in (_bcfl(net, "greedy", JOB_SCORING), _bcfl(net, "multi", JOB_SCORING)):
+        before, _ = method.round(state, simulator.begin(index))  # so that there are hypotheses to be carried on
+
+        def play(method: BCFL = method, before: Hypotheses = before) -> int:
+            clients = simulator.begin(index + 1)
+            method.round(before, clients)
+            return clients.work.trainings
+
+        def score(before: Hypotheses = before) -> object:
+            return simulator.begin(index + 1).score(before.models.mean, JOB_SCORING)
+
+        trainings.append(play())
+        operations += [play, score]
+    greedy, greedy_score, multi, multi_score = best_seconds(*operations, repeats=repeats)
+    per_job = [(greedy - greedy_score) / trainings[0], (multi - multi_score) / trainings[1]]
+    note = (
+        f"round without scoring ÷ trainings: {per_job[1] * 1e3:.1f} ms of {trainings[1]} against "
+        f"{per_job[0] * 1e3:.1f} ms of {trainings[0]}"
+    )
+    return row("BCFL-MH-6, a distinct job", per_job[1] / per_job[0], 1.1, "jobs of BCFL-G", note)
+
+
+def _bcfl(net: Workload, strategy: Any, scoring: int, **options: Any) -> BCFL:
+    hypotheses = 1 if strategy == "greedy" else 6
+    return BCFL(net.num_groups, strategy, hypotheses, scoring_examples=scoring, **options)
+
+
+def many_clients(net: Workload, few: int = 100, many: int = 10_000, repeats: int = 3) -> list[Row]:
+    """What a client costs beyond its training, and whether that depends on how many there are."""
+    small, large = replace(net, num_clients=few), replace(net, num_clients=many)
+    with (
+        small.simulator(NUM_WORKERS) as of_few,
+        large.simulator(NUM_WORKERS) as of_many,
+        closing(BareLoop(large, NUM_WORKERS)) as bare,
+    ):
+        operations = (round_of(FedAvg(), of_few)[0], round_of(FedAvg(), of_many)[0], bare)
+        seconds, ours, yardstick = best_seconds(*operations, repeats=repeats)
+    per_client = (ours / many) / (seconds / few)
+    note = f"{ours / many * 1e3:.3f} ms against {yardstick / many * 1e3:.3f} ms in a bare loop; {net.name}, 1 step"
+    return [
+        row(f"{many} clients: fixed cost of one", (ours - yardstick) / many * 1e3, 1.0, "ms", note),
+        row(f"{many} clients: a client's time", per_client, 1.1, f"of a client's among {few}", "FedAvg round"),
+    ]
+
+
+def scaling(net: Workload, repeats: int = 3, clients: Sequence[int] = (10, 1000)) -> list[Row]:
+    """How a round's time grows with C, K, M and P, divided by how they grow: 1 is linear, less is better."""
+    few, many = clients
+
+    def multi(clusters: int = 4, hypotheses: int = 3) -> BCFL:
+        return BCFL(clusters, "multi", hypotheses, scoring_examples=32)
+
+    def of_width(width: int) -> Workload:
+        return replace(net, factory=lambda: mlp(num_hidden=width))
+
+    cases = {
+        f"C from {few} to {many}, BCFL-MH-3": (
+            [(replace(net, num_clients=c), multi()) for c in clients], many / few),
+        "K from 2 to 16, BCFL-MH-3": ([(net, multi(clusters=k)) for k in (2, 16)], 8),
+        "M from 2 to 16, K = 4": ([(net, multi(hypotheses=m)) for m in (2, 16)], 8),
+        "P from 2.4 thousand to 1.2 million, FedAvg": ([(of_width(w), FedAvg()) for w in (32, 16384)], 512),
+    }  # fmt: skip
+    figures = []
+    for name, (sides, growth) in cases.items():
+        with ExitStack() as stack:
+            engines = [(method, stack.enter_context(side.simulator(NUM_WORKERS))) for side, method in sides]
+            small, large = best_seconds(*(round_of(*pair)[0] for pair in engines), repeats=repeats)
+        note = f"{small * 1e3:.0f} ms and {large * 1e3:.0f} ms a round"
+        figures.append(row(name, large / small / growth, 1.1, "of linear growth", note))
+    return figures

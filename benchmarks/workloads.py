@@ -1,0 +1,118 @@
+"""What is measured: the paper's nets on made-up clients in separate groups, and the same steps in a bare loop."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import local as thread_local
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bcfl.data.partition import FederatedData
+from bcfl.engines.simulator import Simulator
+from bcfl.federation import Hypotheses, Method
+from bcfl.local import Training, batches
+from bcfl.models import ModelFactory, amazon_mlp, build, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
+from bcfl.randomness import generator
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A net, the shape of its inputs and the federation that trains it."""
+
+    name: str
+    factory: ModelFactory
+    shape: tuple[int, ...]
+    num_clients: int = 40
+    num_groups: int = 4
+    num_examples: int = 320  # of every client
+    num_classes: int = 10
+    training: Training = field(default_factory=Training)
+
+    def data(self) -> FederatedData:
+        """Clients whose groups call the same kinds of input by different labels: trained beliefs tell them apart.
+
+        Clients of one group hold the same examples: no figure depends on it, and memory stays small.
+        """
+        draws = generator(SEED, "workload")
+        kinds = torch.randn(self.num_classes, *self.shape, generator=draws)
+        kind = torch.arange(self.num_groups * self.num_examples) % self.num_classes
+        x = kinds[kind] + torch.randn(len(kind), *self.shape, generator=draws)
+        y = (kind + torch.arange(len(kind)) // self.num_examples) % self.num_classes
+        own = torch.arange(len(kind)).split(self.num_examples)
+        group = torch.arange(self.num_clients) % self.num_groups
+        nothing = torch.empty(0, dtype=torch.int64)
+        held, tested = tuple(own[g] for g in group), (nothing,) * self.num_clients
+        return FederatedData(x, y, x[:1], y[:1], held, tested, group, self.num_classes, 0, "made up")
+
+    def simulator(self, num_workers: int) -> Simulator:
+        return Simulator(self.factory, self.data(), self.training, SEED, num_workers=num_workers)
+
+
+NETS = (
+    Workload("Fashion-MNIST net", fashion_cnn, (1, 28, 28)),
+    Workload("CIFAR-10 net", cifar_cnn, (3, 32, 32)),
+    Workload("AmazonReview net", amazon_mlp, (5000,), num_classes=2),
+    Workload("Digits-Five net", digits_five_cnn, (3, 28, 28), num_clients=10, num_groups=5),
+)
+TINY = Workload("64-32-10 net", mlp, (64,), num_examples=32, training=Training(local_steps=1))
+
+
+def round_of(method: Method, engine: Simulator, num_rounds: int = 1) -> tuple[Callable[[], object], Hypotheses]:
+    """One round of the method, to be played as often as wished, from where so many rounds before have led."""
+    state = method.init(engine.begin(0))
+    for index in range(1, num_rounds + 1):
+        state, _ = method.round(state, engine.begin(index))
+    return lambda: method.round(state, engine.begin(num_rounds + 1)), state
+
+
+class BareLoop:
+    """The training steps of a FedAvg round in plain torch, as one would write them for speed and nothing else.
+
+    Modules and images lie in channels-last format, one-thread workers take client after client from a common queue,
+    gradients are not zeroed but dropped, the optimiser is torch's own in its fused form. The batches are the same.
+    """
+
+    def __init__(self, workload: Workload, num_workers: int):
+        data = workload.data()
+        self._images = len(workload.shape) == 3
+        self._x = data.x_train.permute(0, 2, 3, 1).contiguous() if self._images else data.x_train
+        self._y, self._held, self._workload = data.y_train, data.train_of, workload
+        self._start = [p.detach().clone() for p in self._module().parameters()]
+        self._own = thread_local()
+        self._workers = ThreadPoolExecutor(num_workers, initializer=self._start_worker)
+
+    def _module(self) -> nn.Module:
+        module = build(self._workload.factory, SEED, "bare")
+        return module.to(memory_format=torch.channels_last) if self._images else module
+
+    def _start_worker(self) -> None:
+        torch.set_num_threads(1)
+        self._own.module = self._module()
+
+    def __call__(self) -> None:
+        for _ in self._workers.map(self._train, range(self._workload.num_clients)):
+            pass
+
+    def _train(self, client: int) -> None:
+        module, training, held = self._own.module, self._workload.training, self._held[client]
+        with torch.no_grad():
+            for parameter, start in zip(module.parameters(), self._start, strict=True):
+                parameter.copy_(start)
+        optimiser = torch.optim.SGD(module.parameters(), training.learning_rate, training.momentum, fused=True)
+        stream = generator(SEED, "fit", client)
+        for rows in batches(len(held), training.batch_size, training.local_steps, stream):
+            x, y = self._batch(held[rows])
+            optimiser.zero_grad()
+            F.cross_entropy(module(x), y).backward()
+            optimiser.step()
+
+    def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        x = self._x.index_select(0, rows)
+        return (x.permute(0, 3, 1, 2) if self._images else x), self._y.index_select(0, rows)
+
+    def close(self) -> None:
+        self._workers.shutdown()

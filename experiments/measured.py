@@ -1,0 +1,171 @@
+"""What results/*.json and the paper say, as numbers: runs by method, what they spent, which differences are sure."""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import Any
+
+from scipy.stats import ttest_1samp
+
+from bcfl.data.datasets import DIGITS_FIVE
+from bcfl.experiment.sweep import differences, text_of, title_of
+
+Record = Mapping[str, Any]  # what results/*.json holds
+Problem = tuple[str, str]  # data set and how it is split, as headings name them
+
+SCORED = 1 / 3  # what scoring an example costs of training on it: a forward pass, against one forward and one backward
+BYTES = {"parameters_down": 4, "parameters_up": 4, "scalars_up": 8}  # of a number sent
+PUBLISHED_SPLIT = "label(4,10,0.1), the published split"
+OWN_SPLITS = "label(4,10,0.1), our own splits (one per seed)"
+MEASURES = {"accuracy": "accuracy", "macro_f1": "macro F1"}
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number of the paper, in percent."""
+
+    value: float
+    deviation: float | None
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}" + ("" if self.deviation is None else f" ± {self.deviation:.2f}")
+
+
+Paper = dict[tuple[str, str, int], dict[str, dict[str, Printed]]]  # data set, split, K -> method -> measure -> number
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in nothing but their seed."""
+
+    method: str
+    settings: Mapping[str, Any]  # section.key -> value, of what tells it from other rows of the method
+    runs: list[Record]
+
+    @property
+    def label(self) -> str:
+        return ", ".join([self.method, *(f"{title_of(key)} {text_of(value)}" for key, value in self.settings.items())])
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.runs[0]["result"]["assignment"])
+
+    @property
+    def seeds(self) -> set[int]:
+        return {run["result"]["seed"] for run in self.runs}
+
+    def finals(self, key: str) -> list[float]:
+        """In percent, where it is a share of examples."""  # (seed,)
+        found = [run["result"][key] for run in self.runs if run["result"][key] is not None]
+        return [100 * value for value in found] if key in MEASURES else found
+
+    def by_seed(self, key: str) -> dict[int, float]:
+        return {run["result"]["seed"]: 100 * run["result"][key] for run in self.runs}
+
+    def spent(self, key: str) -> list[float]:
+        """What a client has spent by the end of every round, round 0 first, as a mean over clients and seeds."""
+        sums = zip(*(accumulate(run["work_by_round"][key]) for run in self.runs), strict=True)
+        return [fmean(values) / self.num_clients for values in sums]
+
+    @property
+    def bytes_per_client(self) -> float:
+        return sum(size * self.spent(key)[-1] for key, size in BYTES.items())
+
+    def first_round_at(self, key: str, percent: float) -> int | None:
+        """The first round at which the mean over seeds is as high as that, rounded as it is printed."""
+        curves = zip(*(run["by_round"][key] for run in self.runs), strict=True)
+        means = [None if None in values else 100 * fmean(values) for values in curves]
+        return next((i for i, mean in enumerate(means, 1) if mean is not None and round(mean, 2) >= percent), None)
+
+
+def paper_numbers(rows: Iterable[Mapping[str, str]]) -> Paper:
+    """The paper's numbers; where two of its tables hold the same row, the one with deviations, then the first."""
+    found: Paper = defaultdict(dict)
+    for row in sorted(rows, key=lambda row: row["table"] == "sensitivity_K"):
+        both = {
+            key: Printed(float(row[name]), float(row[f"{name}_sd"]) if row[f"{name}_sd"] else None)
+            for key, name in (("accuracy", "accuracy"), ("macro_f1", "f1"))
+        }
+        found[row["dataset"], row["setting"], int(row["K"])].setdefault(row["method"].lower(), both)
+    return dict(found)
+
+
+def problem_of(record: Record) -> Problem:
+    """The data set and how it is split, in words for a heading."""
+    data = record["config"]["data"]
+    other_domains = data["domains"] is not None and tuple(data["domains"]) != DIGITS_FIVE
+    name = f"{data['name']}[{','.join(data['domains'])}]" if other_domains else data["name"]
+    split = {"file": PUBLISHED_SPLIT, "label(4,10,0.1)": OWN_SPLITS}.get(data["partition"], data["partition"])
+    return name, split
+
+
+def clusters_of(record: Record) -> int | None:
+    """K; None for a method that has none, which belongs beside every K."""
+    found: int | None = record["config"]["method"].get("num_clusters")
+    return found
+
+
+def with_clusters(records: Iterable[Record], clusters: int | None) -> list[Record]:
+    return [record for record in records if clusters_of(record) in (None, clusters)]
+
+
+def paper_key(problem: Problem, clusters: int | None) -> tuple[str, str, int]:
+    """Where the paper's numbers are: it has none for splits of our own, whose heading it does not know."""
+    name, split = problem
+    return name, "label(4,10,0.1)" if split == PUBLISHED_SPLIT else split, clusters or 0
+
+
+def main_clusters(problem: Problem, records: Iterable[Record], paper: Paper) -> int | None:
+    """The K of the main table: the one with which the paper runs most methods, or the one that most runs here have."""
+    printed = {key[2]: len(methods) for key, methods in paper.items() if key[:2] == paper_key(problem, None)[:2]}
+    here = [clusters for clusters in map(clusters_of, records) if clusters is not None]
+    return max(printed, key=lambda k: printed[k]) if printed else max(here, key=here.count, default=None)
+
+
+def rows_of(records: Iterable[Record]) -> list[Row]:
+    """The runs by method and settings; settings are told only where a method was run with several."""
+    by_method: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_method[record["result"]["method"]].append(record)
+    rows: dict[str, Row] = {}
+    for method, own in by_method.items():
+        for record, settings in zip(own, differences([record["config"] for record in own]), strict=True):
+            row = Row(method, settings, [])
+            rows.setdefault(row.label, row).runs.append(record)
+    return list(rows.values())
+
+
+def client_work(record: Record) -> list[float]:
+    """What a client has spent by the end of every round, round 0 first, in training steps: a mean over clients."""
+    work, batch = record["work_by_round"], record["config"]["training"]["batch_size"]
+    steps = zip(work["local_steps"], work["scored_examples"], strict=True)
+    clients = len(record["result"]["assignment"])
+    return [spent / clients for spent in accumulate(trained + SCORED * scored / batch for trained, scored in steps)]
+
+
+def last_within(record: Record, budget: float) -> int | None:
+    """The last round at which the run was tested and had spent no more than the budget."""
+    spent, measured = client_work(record), record["by_round"]["accuracy"]
+    fits = [i for i, value in enumerate(measured, 1) if value is not None and spent[i] <= budget * (1 + 1e-9)]
+    return max(fits, default=None)
+
+
+def paired_p(gaps: Sequence[float]) -> float:
+    """The p-value of the paired t-test; 1 where nothing differs."""
+    if not any(gaps):
+        return 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # equal gaps: a deviation of (nearly) zero, p is (nearly) 0
+        return float(ttest_1samp(gaps, 0.0).pvalue)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """The p-values, corrected for being so many (Holm 1979): the i-th smallest times (m − i + 1), never falling."""
+    adjusted, highest = [0.0] * len(p), 0.0
+    for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        highest = max(highest, min(1.0, (len(p) - rank) * p[i]))
+        adjusted[i] = highest
+    return adjusted

@@ -1,0 +1,292 @@
+"""The page of results: what was measured, beside the paper's numbers, at equal rounds and at equal client work."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean, stdev
+from typing import Any
+
+from measured import (
+    MEASURES,
+    Paper,
+    Printed,
+    Problem,
+    Record,
+    Row,
+    client_work,
+    clusters_of,
+    holm,
+    last_within,
+    main_clusters,
+    paired_p,
+    paper_key,
+    paper_numbers,
+    problem_of,
+    rows_of,
+    with_clusters,
+)
+
+from bcfl.experiment.sweep import text_of, title_of
+from bcfl.methods import make_method
+
+LEVEL = 0.05
+STATED_STEPS, STATED_ROUNDS = 10, 100  # the paper's, per client
+STUDIES = (
+    "Tested on a fifth of the clients' training data, which is kept from training (`data.validation = 0.2`); test data "
+    "are never looked at. The files are `experiments/defaults-*.toml`. The default is in bold."
+)
+
+
+def page(records: Sequence[Record], paper_rows: Iterable[Mapping[str, str]], reasons: Any, preface: str) -> str:
+    """The whole page, in Markdown, without its title."""
+    paper = paper_numbers(paper_rows)
+    tested = [record for record in records if not record["config"]["data"]["validation"]]
+    studied = [record for record in records if record["config"]["data"]["validation"]]
+    problems: dict[Problem, list[Record]] = defaultdict(list)
+    for record in tested:
+        problems[problem_of(record)].append(record)
+    lines = [preface.strip(), ""]
+    for problem, own in problems.items():
+        clusters = main_clusters(problem, own, paper)
+        lines += section(problem, clusters, rows_of(with_clusters(own, clusters)), paper, reasons)
+    for problem, own in problems.items():
+        lines += sensitivity(problem, own, paper)
+    return "\n".join([*lines, *defaults(studied)]).rstrip() + "\n"
+
+
+def section(problem: Problem, clusters: int | None, rows: list[Row], paper: Paper, reasons: Any) -> list[str]:
+    """One data set: at equal rounds, where it is below the paper's and why, which order is sure, at equal work."""
+    printed = paper.get(paper_key(problem, clusters), {})
+    order = list(printed)
+    rows = sorted(rows, key=lambda row: (order.index(row.method) if row.method in order else len(order), row.label))
+    heading = ", ".join(problem)
+    missing = [method for method in printed if method not in {row.method for row in rows}]
+    lines = [f"## {heading}" + (f", K = {clusters}" if clusters else ""), "", "At equal rounds:", ""]
+    lines += [*equal_rounds(rows, printed), ""]
+    lines += [f"Rows of the paper that have not been run: {', '.join(missing)}.", ""] if missing else []
+    lines += below_paper(rows, printed, reasons.get(heading, {}))
+    lines += published_budget(rows, printed)
+    return [*lines, *order_of_methods(rows), "", *equal_work(rows)]
+
+
+def equal_rounds(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed]]) -> list[str]:
+    """One row a method, beside the paper's where it has any."""
+    beside = ["paper"] if printed else []
+    columns = ["method", *(title for measure in MEASURES.values() for title in (measure, *beside)), "agreement"]
+    columns += ["steps per client and round", "seeds"]
+    columns += [f"paper's {title} first reached" for title in MEASURES.values()] if printed else []
+    lines = []
+    for row in rows:
+        theirs, ari = printed.get(row.method, {}), row.finals("ari")
+        cells = [row.label]
+        for key in MEASURES:
+            cells += [show(row.finals(key)), *([str(theirs.get(key, ""))] if printed else [])]
+        steps = row.spent("local_steps")[-1] / row.runs[0]["result"]["rounds"]
+        cells += [show(ari) if ari else "", f"{steps:.1f}", str(len(row.runs))]
+        cells += [_reached(row, key, theirs.get(key)) for key in MEASURES] if printed else []
+        lines.append(cells)
+    return table(columns, lines)
+
+
+def _reached(row: Row, key: str, theirs: Printed | None) -> str:
+    if theirs is None:
+        return ""
+    found = row.first_round_at(key, theirs.value)
+    return "not reached" if found is None else f"round {found}, {row.spent('local_steps')[found]:,.0f} steps"
+
+
+def below_paper(
+    rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed]], reasons: Mapping[str, str]
+) -> list[str]:
+    """A sentence for each row that is below the paper's: by how much, whether that is within deviations, and why."""
+    sentences = []
+    for row in rows:
+        parts = []
+        for key, title in MEASURES.items():
+            theirs, ours = printed.get(row.method, {}).get(key), row.finals(key)
+            if theirs is None or round(fmean(ours), 2) >= theirs.value:
+                continue
+            gap = theirs.value - fmean(ours)
+            spread = f"our own is {stdev(ours):.2f}" if len(ours) > 1 else "one seed here has none"
+            if theirs.deviation is None:
+                spread = f"the paper gives no standard deviation, {spread}"
+            else:
+                within = "within" if gap <= theirs.deviation else "more than"
+                spread = f"{within} the paper's standard deviation, {spread}"
+            parts.append(f"{title} {fmean(ours):.2f} is {gap:.2f} below the paper's {theirs} ({spread})")
+        if parts:
+            seeds = "1 seed" if len(row.runs) == 1 else f"{len(row.runs)} seeds"
+            why = reasons.get(row.label) or reasons.get(row.method) or "Why is not known yet."
+            sentences.append(f"- {row.label}: {'; '.join(parts)}; {seeds}. {why}")
+    return ["Below the paper's:", "", *sentences, ""] if sentences else []
+
+
+def published_budget(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed]]) -> list[str]:
+    """For rows to which the published code gives more local work than the paper states: with how much we reach it."""
+    sentences = []
+    for row in rows:
+        hypotheses = re.fullmatch(r"bcfl-mh-(\d+)(-w)?", row.method)
+        if hypotheses is None or row.method not in printed:
+            continue
+        # Its hypotheses are one object that every branch goes on training: M(C+M−1)/C times BCFL-G's steps.
+        m, clients = int(hypotheses[1]), row.num_clients
+        theirs = STATED_STEPS * STATED_ROUNDS * m * (clients + m - 1) / clients
+        parts = []
+        for key, title in MEASURES.items():
+            found = row.first_round_at(key, printed[row.method][key].value)
+            if found is None:
+                parts.append(f"the paper's {title} is not reached with {row.spent('local_steps')[-1]:,.0f}")
+            else:
+                own = row.spent("local_steps")[found]
+                parts.append(f"the paper's {title} is reached with {own:,.0f} ({own / theirs:.0%} of that)")
+        sentences.append(f"- {row.label}: about {theirs:,.0f} there; here {', '.join(parts)}.")
+    head = "Steps per client, against those of the published code, which trains these rows more than the paper states:"
+    return [head, "", *sentences, ""] if sentences else []
+
+
+def order_of_methods(rows: Sequence[Row]) -> list[str]:
+    """Which differences are sure: paired t-tests over common seeds, at least three, with Holm's correction."""
+    pairs = [(a, b, sorted(a.seeds & b.seeds)) for a, b in combinations(rows, 2)]
+    pairs = [pair for pair in pairs if len(pair[2]) >= 3]
+    if not pairs:
+        return ["Fewer than three common seeds: no order is claimed."]
+    lines = [
+        f"Order of the methods, by paired t-tests over common seeds with Holm's correction for {len(pairs)} pairs:",
+        "",
+    ]
+    for key, title in MEASURES.items():
+        gaps = [[a.by_seed(key)[s] - b.by_seed(key)[s] for s in seeds] for a, b, seeds in pairs]
+        sure = []
+        for (a, b, _), gap, p in zip(pairs, gaps, holm([paired_p(gap) for gap in gaps]), strict=True):
+            if p < LEVEL:
+                better, worse = (a, b) if fmean(gap) > 0 else (b, a)
+                sure.append(f"{better.label} > {worse.label} (p = {p:.3f})")
+        lines.append(f"- {title}: " + ("; ".join(sure) or f"no difference with p < {LEVEL}, no order is claimed") + ".")
+    return lines
+
+
+def equal_work(rows: Sequence[Row]) -> list[str]:
+    """Each method where a client has worked as much as with FedAvg, and as with BCFL-G, by the end of their runs."""
+    budgets = {}
+    for name, title in (("fedavg", "FedAvg"), ("bcfl-g", "BCFL-G")):
+        reference = next((row for row in rows if row.method == name), None)
+        if reference:
+            budgets[title] = fmean(client_work(run)[-1] for run in reference.runs)
+    if not budgets:
+        return ["At equal client work: neither FedAvg nor BCFL-G has been run yet, so there is no budget to set.", ""]
+    columns = [
+        "method",
+        "steps trained per client",
+        "examples scored per client",
+        "work, in steps",
+        "MB sent per client",
+    ]
+    columns += [f"at {title}'s work ({budget:,.0f} steps): accuracy, macro F1" for title, budget in budgets.items()]
+    lines = []
+    for row in rows:
+        cells = [row.label, f"{row.spent('local_steps')[-1]:,.0f}", f"{row.spent('scored_examples')[-1]:,.0f}"]
+        cells += [f"{fmean(client_work(run)[-1] for run in row.runs):,.0f}", f"{row.bytes_per_client / 1e6:,.0f}"]
+        lines.append([*cells, *(_at_budget(row, budget) for budget in budgets.values())])
+    return ["At equal client work:", "", *table(columns, lines), ""]
+
+
+def _at_budget(row: Row, budget: float) -> str:
+    at = [(run, last_within(run, budget)) for run in row.runs]
+    fits = [(run, place) for run, place in at if place is not None]
+    if len(fits) < len(at):
+        return "more than that before its first test"
+    values = (show([100 * run["by_round"][key][place - 1] for run, place in fits]) for key in MEASURES)
+    rounds = fmean(place for _, place in fits)
+    # A run that ends below the budget could have gone on: what it would have reached is not known.
+    unused = all(client_work(run)[-1] < 0.99 * budget for run, _ in fits)
+    return f"{', '.join(values)} (round {rounds:.0f}{', all it ran' if unused else ''})"
+
+
+def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper) -> list[str]:
+    """Accuracy and macro F1 by K, with the paper's in brackets, where more than one K was run."""
+    counts = sorted({clusters for clusters in map(clusters_of, records) if clusters is not None})
+    if len(counts) < 2:
+        return []
+    lines = [f"## {', '.join(problem)}, by K", ""]
+    for key, title in MEASURES.items():
+        cells: dict[str, dict[int, str]] = defaultdict(dict)
+        for clusters in counts:
+            printed = paper.get(paper_key(problem, clusters), {})
+            for row in rows_of(with_clusters(records, clusters)):
+                theirs = printed.get(row.method, {}).get(key)
+                cells[row.label][clusters] = show(row.finals(key)) + ("" if theirs is None else f" ({theirs})")
+        lines += [f"{title.capitalize()}, the paper's in brackets:", ""]
+        shown = [[label, *(own.get(k, "") for k in counts)] for label, own in cells.items() if len(own) > 1]
+        lines += [*table(["method", *(f"K = {clusters}" for clusters in counts)], shown), ""]
+    return lines
+
+
+def defaults(records: Sequence[Record]) -> list[str]:
+    """The studies behind the default settings: one table for each data set and method, the default in bold."""
+    problems: dict[Problem, list[Record]] = defaultdict(list)
+    for record in records:
+        problems[problem_of(record)].append(record)
+    lines = ["## Defaults, chosen on validation data", "", STUDIES, ""] if problems else []
+    for problem, own in problems.items():
+        rows_by_method: dict[str, list[Row]] = defaultdict(list)
+        for row in rows_of(own):
+            rows_by_method[row.method].append(row)
+        for method, rows in rows_by_method.items():
+            rounds = rows[0].runs[0]["result"]["rounds"]
+            lines += [f"### {', '.join(problem)}: {method}, {rounds} rounds", "", *study(rows), ""]
+    return lines
+
+
+def study(rows: Sequence[Row]) -> list[str]:
+    """The settings tried, best accuracy first, and how far the default is from the best."""
+    rows = sorted(rows, key=lambda row: -fmean(row.finals("accuracy")))
+    varied = list(dict.fromkeys(key for row in rows for key in row.settings))
+    lines = []
+    for row in rows:
+        ari = row.finals("ari")
+        cells = [text_of(row.settings[key]) if key in row.settings else "" for key in varied]
+        cells += [show(row.finals("accuracy")), show(row.finals("macro_f1")), f"{fmean(row.finals('nll')):.3f}"]
+        cells += [show(ari) if ari else "", str(len(row.runs))]
+        lines.append([f"**{cell}**" if is_default(row) and cell else cell for cell in cells])
+    columns = [*map(title_of, varied), "accuracy", "macro F1", "NLL", "agreement", "seeds"]
+    return [*table(columns, lines), "", verdict(rows)]
+
+
+def is_default(row: Row) -> bool:
+    """Whether the row has the settings that the method has by itself."""
+    own = make_method(row.method, {})
+    return all(getattr(own, key.removeprefix("method."), None) == value for key, value in row.settings.items())
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """How the default stands among the settings tried, which come best first."""
+    best, default = rows[0], next((row for row in rows if is_default(row)), None)
+    if default is None:
+        return "The default is not among them yet."
+    if default is best:
+        values = best.finals("accuracy")
+        if len(values) < 2:
+            return f"The default is the best of {len(rows)} by accuracy, with one seed."
+        near = sum(fmean(values) - fmean(row.finals("accuracy")) <= stdev(values) for row in rows[1:])
+        others = f"{near} of the others are within its standard deviation"
+        return f"The default is the best of {len(rows)} by accuracy; {others}."
+    a, b = best.by_seed("accuracy"), default.by_seed("accuracy")
+    seeds = sorted(a.keys() & b.keys())
+    gap = fmean(best.finals("accuracy")) - fmean(default.finals("accuracy"))
+    if len(seeds) < 3:
+        sure = "fewer than three common seeds, so no order is claimed"
+    else:
+        # The best of several is chosen after the fact, so its test counts as one of as many.
+        p = min(1.0, (len(rows) - 1) * paired_p([a[s] - b[s] for s in seeds]))
+        sure = f"paired t-test over {len(seeds)} seeds, corrected for {len(rows) - 1} rivals: p = {p:.2f}"
+    return f"The best is {gap:.2f} above the default ({sure})."
+
+
+def show(values: Sequence[float]) -> str:
+    """Mean ± sample standard deviation; a single value has none."""
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]

@@ -1,0 +1,36 @@
+"""The C library's allocator, set up for a process that asks for the same large blocks again and again."""
+
+import ctypes
+import os
+from functools import cache
+
+# glibc's parameters and their numbers, from malloc.h: they have no other door.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
+BLOCK = 1 << 30  # bytes: larger blocks than this still come from the kernel and go back to it
+PAD = 64 << 20  # bytes: the least by which the heap grows
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Whether freed memory now stays with the process, to be used again; once per process, with glibc only.
+
+    By default glibc takes every block above 32 MB from the kernel and gives it back when it is freed, so each training
+    step meets its gradients and activations as fresh pages: a fault and a page of zeros for every 4 kB. And threads
+    get heaps of 64 MB, out of which the blocks of a large model fall again; one heap for all has no such bound.
+    An allocator that the user has set up is left alone.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ) or "GLIBC_TUNABLES" in os.environ:
+        return False
+    try:
+        library = ctypes.CDLL(None)
+        mallopt, _ = library.mallopt, library.gnu_get_libc_version  # other libraries' mallopt has other numbers
+    except (AttributeError, OSError, TypeError):  # macOS, musl, Windows
+        return False
+    settings = {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: BLOCK, M_TRIM_THRESHOLD: 2 * BLOCK - 1, M_TOP_PAD: PAD}
+    return all(mallopt(name, value) for name, value in settings.items())
+
+
+def give_back_memory() -> None:
+    """Freed memory is the kernel's again, where `keep_freed_memory` kept it."""
+    if keep_freed_memory():
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,79 @@
+"""A finished run's predictions as probabilities: each client's best model beside its predictive mixture."""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bcfl import local
+from bcfl.data.partition import FederatedData
+from bcfl.experiment.config import Config
+from bcfl.experiment.prediction import Predictor, Spread, quality
+from bcfl.experiment.problem import load_data
+from bcfl.experiment.result import Result
+from bcfl.gaussian import flat
+from bcfl.local import Examples
+
+# Among these the prior precision of a belief's spread is chosen on validation data; ∞ is the point prediction.
+PRIOR_PRECISIONS = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5, math.inf)
+
+
+def evaluate(result: Result, spread: Spread, *, choose: bool = False) -> dict[str, Any]:
+    """NLL, Brier score, ECE, accuracy and accuracy at coverage, over all clients' test examples: point and mixture.
+
+    A run with data.validation was not trained on its validation examples: it is tested on the real test data, and with
+    `choose` the prior precision of its beliefs' spread is the one with the least NLL on the validation examples.
+    """
+    config = result.config
+    if choose:
+        if not config.data.validation:
+            raise ValueError("prior precision 'auto' is chosen on validation data, and this run kept none apart "
+                             "(data.validation is 0): give a number")  # fmt: skip
+        held_back = load_data(config)
+        nll = {
+            p: _mixture_nll(result, held_back, dataclasses.replace(spread, prior_precision=p)) for p in PRIOR_PRECISIONS
+        }
+        spread = dataclasses.replace(spread, prior_precision=min(nll, key=lambda p: nll[p]))
+    data = load_data(_on_test_data(config))
+    return {
+        "method": config.method["name"],
+        "seed": config.experiment.seed,
+        "beliefs": spread.beliefs,
+        "num_samples": spread.num_samples,
+        "prior_precision": spread.prior_precision if math.isfinite(spread.prior_precision) else "infinite",
+        "point": quality(*_predictions(result, data, None)),
+        "mixture": quality(*_predictions(result, data, spread)),
+    }
+
+
+def _on_test_data(config: Config) -> Config:
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, validation=0.0))
+
+
+def _mixture_nll(result: Result, data: FederatedData, spread: Spread) -> float:
+    log_p, y = _predictions(result, data, spread)
+    return -float(log_p.double().gather(1, y[:, None]).mean())
+
+
+def _predictions(result: Result, data: FederatedData, spread: Spread | None) -> tuple[Tensor, Tensor]:
+    """log p(class | x) and the label of every client's test examples: by its mixture, or (None) by its best model."""
+    if len(data.test_of) != len(result.assignment):
+        raise ValueError(f"the data have {len(data.test_of)} clients, the run had {len(result.assignment)}")
+    took_part = result.assignment >= 0
+    tested = [(client, own) for client, own in enumerate(data.test_of) if len(own) and took_part[client]]
+    if not tested:
+        raise ValueError("no client of this run has test data")
+    pool, images = local.pool(data.x_test)
+    models, model_of_client = result.state.predictors()
+    log_p = []
+    for client, own in tested:
+        best = models[int(model_of_client[client])][None]
+        predictor = (
+            Predictor(result.factory, flat(best), torch.ones(1, dtype=torch.float64))
+            if spread is None
+            else result.mixture(client)
+        )
+        log_p.append(predictor.log_probability(Examples(pool, data.y_test, own, images), spread or Spread()))
+    return torch.cat(log_p), torch.cat([data.y_test[own] for _, own in tested])  # (example, class), (example,)

@@ -1,0 +1,267 @@
+"""BCFL that is not told the number of clusters: they are born, joined and die; examples nobody trained on decide."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bcfl.association import Branches, branch, normalise
+from bcfl.evidence import coarsen, sum_error
+from bcfl.federation import Clients, Hypotheses, RoundInfo, num_held_out
+from bcfl.gaussian import FusionRule, Gaussian, flat
+from bcfl.methods.clustering import k_means
+from bcfl.methods.training import distinct_groups, train_groups
+from bcfl.partitions import canonical, log_partition_prior, log_seat
+from bcfl.randomness import generator, stream_seed
+
+SKETCH = 512  # numbers that stand for a client's update: squared distances keep to within about 2/√512
+MEMORY = 0.5  # the share of the round before in a story's weight and in a sketch: the data are the same again
+
+
+@dataclass(frozen=True)
+class Stories:
+    """Stories of a round before it is trained: which clusters there are, from which beliefs, and who is in them."""
+
+    parent: Tensor  # (story,) -> hypothesis of the round before
+    model_of: Tensor  # (story, cluster) -> belief that it continues; −1: no such cluster
+    assignment: Tensor  # (story, client) -> cluster
+    log_weight: Tensor  # (story,)
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+
+@dataclass(frozen=True)
+class AutoBCFL:
+    """Starts from one cluster; every round one cluster is split in two on trial, and any of them may be given up.
+
+    The halves of a trial are two more fusions of local posteriors that are made anyway, so a trial costs no training.
+    It is scored in the next round beside the clusters that there are, on examples that are held out from training.
+    """
+
+    concentration: float = 0.1  # α of the Chinese-restaurant prior: small favours few clusters
+    held_out: float = 0.2  # the share of each client's examples that decides about clusters
+    effective_examples: float = 60.0  # a client's held-out examples count as at most so many
+    caution: float = 2.0  # standard errors by which a birth or a joining must win
+    search_rounds: int | None = 30  # then the clusters stay, and clients train on all of their examples
+    max_stories: int = 2
+    min_weight: float = 0.1
+    fusion: FusionRule = "geometric"
+    forgetting: float = 0.5
+    scoring_examples: int | None = 320
+
+    def init(self, clients: Clients) -> Hypotheses:
+        num_clients = len(clients.present)
+        return Hypotheses(
+            models=flat(clients.draw_model(0, 0)[None]),
+            model_of=torch.zeros(1, 1, dtype=torch.int64),
+            log_weight=torch.zeros(1, dtype=torch.float64),
+            assignment=torch.full((1, num_clients), -1),
+            parent_of=torch.zeros(1, dtype=torch.int64),
+            family=torch.zeros(1, dtype=torch.int64),
+            sketch=torch.zeros(num_clients, SKETCH),
+        )
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        rounds_left = math.inf if self.search_rounds is None else self.search_rounds - clients.round
+        held_out = self.held_out if rounds_left >= 0 else 0.0
+        kept = self._associate(state, clients, held_out)
+        trial = split(kept, state.sketch, clients) if rounds_left > 0 else None
+        told = kept if trial is None else _stack([kept, trial])
+        groups = distinct_groups(told.model_of, Branches(torch.arange(len(told)), *_who(told)), clients.present)
+        pulls = Pulls(state, told, clients)
+        models = train_groups(state, groups, clients, self.fusion, self.forgetting, held_out, pulls.add)
+        num_told = len(told) if trial is None or pulls.reached(trial) else len(kept)
+        model_of = groups.model_of[:num_told]
+        num_beliefs = int(model_of.max()) + 1  # the halves of a trial come last
+        unscored = torch.full((num_told - len(kept),), -math.inf, dtype=torch.float64)
+        new = Hypotheses(
+            models=models[:num_beliefs],
+            model_of=model_of,
+            log_weight=torch.cat([kept.log_weight, unscored]),
+            assignment=told.assignment[:num_told],
+            parent_of=groups.belief[:num_beliefs],
+            family=torch.zeros(num_told, dtype=torch.int64),
+            sketch=pulls.sketch,
+        )
+        return new, RoundInfo(kept.parent, kept.assignment, kept.log_weight, tuple(_events(state, kept)))
+
+    def _associate(self, state: Hypotheses, clients: Clients, held_out: float) -> Stories:
+        """The best stories: the past ones with clients moved or a cluster given up, and the trial."""
+        scores = clients.score(state.models.mean, self.scoring_examples, held_out=held_out)
+        num_scored = num_held_out(clients.num_examples, held_out).clamp(min=1) if held_out else clients.num_examples
+        evidence = coarsen(scores, num_scored, self.effective_examples)[clients.present]  # (client, belief)
+        found: list[Stories] = []
+        for h in range(len(state.log_weight)):
+            if state.log_weight[h] > -math.inf:
+                found += self._continued(_View(state, h, evidence, clients.present), searching=held_out > 0)
+            else:
+                found += self._born(*(_View(state, i, evidence, clients.present) for i in (0, h)))
+        return _heaviest(found, self.max_stories, self.min_weight)
+
+    def _continued(self, view: "_View", searching: bool) -> Iterator[Stories]:
+        """The hypothesis as it is, with the likeliest moves of clients, and without each one of its clusters."""
+        seated = view.value + log_seat(view.own, view.value.shape[1], self.concentration)
+        best = branch(torch.zeros(1), -seated[None], self.max_stories).assignment
+        for own in (view.own, *best):
+            yield view.story(own, self._weight(view, view, own))
+        for cluster in best[0].unique() if searching else ():
+            elsewhere = seated.index_fill(1, cluster, -math.inf)
+            if elsewhere.isfinite().any():
+                leaving = best[0] == cluster
+                own = torch.where(leaving, elsewhere.argmax(1), best[0])
+                change = view.of(own) - view.of(best[0])
+                doubt = self.caution * sum_error(change[leaving], own[leaving])
+                yield view.story(own, self._weight(view, view, own) - doubt)
+
+    def _born(self, before: "_View", trial: "_View") -> Iterator[Stories]:
+        """The trial, judged with the halves as they were proposed: a choice after the scores would flatter it."""
+        changed = trial.belief_of(trial.own) != before.belief_of(before.own)
+        halves = trial.own[changed]
+        if len(halves.unique()) == 2:
+            change = trial.of(trial.own) - before.of(before.own)
+            doubt = self.caution * sum_error(change[changed], halves)
+            yield trial.story(trial.own, self._weight(before, trial, trial.own) - doubt, parent=0)
+
+    def _weight(self, before: "_View", now: "_View", own: Tensor) -> float:
+        """The log-weight of a story: its parent's, smoothed over rounds, and what it gains on it now."""
+        as_it_is = self._posterior(before, before.own)
+        return MEMORY * (before.log_weight - as_it_is) + self._posterior(now, own)
+
+    def _posterior(self, view: "_View", own: Tensor) -> float:
+        """log p(grouping, data) of the present clients, up to a constant."""
+        return float(view.of(own).sum() + log_partition_prior(own, self.concentration))
+
+
+class _View:
+    """One hypothesis as the present clients see it."""
+
+    def __init__(self, state: Hypotheses, h: int, evidence: Tensor, present: Tensor):
+        self._state, self._h, self._present, self._beliefs = state, h, present, state.model_of[h]
+        self.log_weight = float(state.log_weight[h])
+        self.value = evidence[:, self._beliefs].masked_fill(self._beliefs < 0, -math.inf)  # (client, cluster)
+        own = state.assignment[h, present]
+        self.own = torch.where(own >= 0, own, self.value.argmax(1))  # (client,) -> cluster; a newcomer in its best
+
+    def of(self, own: Tensor) -> Tensor:
+        """What the clients' data say for the clusters that they are given."""  # (client,)
+        return self.value.gather(1, own[:, None])[:, 0]
+
+    def belief_of(self, own: Tensor) -> Tensor:
+        return self._beliefs[own]  # (client,) -> belief
+
+    def story(self, own: Tensor, log_weight: float, parent: int | None = None) -> Stories:
+        """The hypothesis with the present clients where `own` says; clusters without any client are gone."""
+        parent = self._h if parent is None else parent
+        assignment = self._state.assignment[parent].clone()  # absent clients stay where they were
+        assignment[self._present] = own
+        size = torch.bincount(assignment[assignment >= 0], minlength=len(self._beliefs))
+        weight = torch.tensor([log_weight], dtype=torch.float64)
+        return Stories(torch.tensor([parent]), torch.where(size > 0, self._beliefs, -1)[None], assignment[None], weight)
+
+
+def _stack(stories: list[Stories]) -> Stories:
+    """The stories one below the other; where one has fewer clusters, the others' are missing in it."""
+    width = max(one.model_of.shape[1] for one in stories)
+    return Stories(
+        torch.cat([one.parent for one in stories]),
+        torch.cat([F.pad(one.model_of, (0, width - one.model_of.shape[1]), value=-1) for one in stories]),
+        torch.cat([one.assignment for one in stories]),
+        torch.cat([one.log_weight for one in stories]),
+    )
+
+
+def _who(stories: Stories) -> tuple[Tensor, Tensor]:
+    return stories.assignment, stories.log_weight
+
+
+def _heaviest(found: list[Stories], max_stories: int, min_weight: float) -> Stories:
+    """The heaviest stories, each partition once, without those under `min_weight`; the best one always."""
+    distinct: dict[tuple[int, ...], Stories] = {}
+    for one in sorted(found, key=lambda one: -float(one.log_weight)):
+        distinct.setdefault(canonical(one.assignment[0]), one)
+    kept = list(distinct.values())[:max_stories]
+    share = normalise(torch.cat([one.log_weight for one in kept])).exp()
+    kept = [one for i, one in enumerate(kept) if i == 0 or share[i] >= min_weight]
+    stories = _stack(kept)
+    width = int((stories.model_of >= 0).any(0).nonzero().max()) + 1
+    return Stories(stories.parent, stories.model_of[:, :width], stories.assignment, normalise(stories.log_weight))
+
+
+def split(stories: Stories, sketch: Tensor | None, clients: Clients) -> Stories | None:
+    """The best story with one of its clusters split in two by where its clients' data pull; None if none can be.
+
+    The clusters take turns. Whoever is absent stays with the larger half, which keeps the cluster's number.
+    """
+    assert sketch is not None
+    model_of, own = stories.model_of[0], stories.assignment[0]
+    known = clients.present & sketch.any(1)
+    members_of = {k: (known & (own == k)).nonzero()[:, 0] for k in (model_of >= 0).nonzero()[:, 0].tolist()}
+    clusters = [k for k, members in members_of.items() if len(members) > 1]
+    if not clusters:
+        return None
+    cluster = clusters[clients.round % len(clusters)]
+    members = members_of[cluster]
+    points, weight = F.normalize(sketch[members]), torch.ones(len(members), dtype=torch.float64)
+    half = k_means(points, weight, 2, stream_seed(clients.seed, "split", clients.round))
+    smaller = half == int(2 * int(half.sum()) <= len(half))
+    if not smaller.any() or smaller.all():  # all updates are the same
+        return None
+    model_of = F.pad(model_of, (0, 1), value=-1)
+    newborn = int((model_of < 0).nonzero()[0])
+    model_of[newborn] = model_of[cluster]
+    assignment = own.clone()
+    assignment[members[smaller]] = newborn
+    return Stories(stories.parent[:1], model_of[None], assignment[None], stories.log_weight[:1])
+
+
+class Pulls:
+    """Where each client's data pull its model: a running mean of its normalised updates, as short sketches.
+
+    Number i of a sketch is the sum, with random signs, of every 512th entry of the update from the i-th on. It takes
+    one pass, and keeps distances in expectation; so the server need not hold C updates to see which are alike.
+    """
+
+    def __init__(self, state: Hypotheses, stories: Stories, clients: Clients):
+        assert state.sketch is not None
+        self.sketch = state.sketch.clone()  # (client, number)
+        self._means, self._size = state.models.mean, clients.num_parameters
+        self._own = stories.model_of[0][stories.assignment[0]]  # (client,) -> belief, in the best story
+        draws = generator(clients.seed, "sketch")
+        self._sign = torch.randint(0, 2, (self._size,), generator=draws, dtype=torch.int8).mul_(2).sub_(1)
+        self._reached: set[int] = set()
+
+    def add(self, belief: int, client: int, posterior: Gaussian) -> None:
+        if belief == self._own[client]:
+            update = (posterior.mean[: self._size] - self._means[belief, : self._size]).mul_(self._sign)
+            sketch = F.pad(update, (0, -self._size % SKETCH)).view(-1, SKETCH).sum(0)
+            self.sketch[client] = MEMORY * self.sketch[client] + F.normalize(sketch, dim=0)
+            self._reached.add(client)
+
+    def reached(self, trial: Stories) -> bool:
+        """Whether both halves of the trial were trained."""
+        counts = torch.bincount(trial.assignment[0, sorted(self._reached)].clamp(min=0))
+        beliefs = trial.model_of[0]
+        twins = [k for k, b in enumerate(beliefs.tolist()) if b >= 0 and int((beliefs == b).sum()) > 1]
+        return all(k < len(counts) and counts[k] > 0 for k in twins)
+
+
+def _events(state: Hypotheses, kept: Stories) -> Iterator[dict[str, Any]]:
+    """The clusters that came and went in each story since its parent, and where their clients were or are."""
+    for h, parent in enumerate(kept.parent.tolist()):
+        before, now = state.assignment[parent], kept.assignment[h]
+        was = {k for k, belief in enumerate(state.model_of[parent].tolist()) if belief >= 0}
+        is_now = {k for k, belief in enumerate(kept.model_of[h].tolist()) if belief >= 0}
+        for cluster in sorted(is_now - was):
+            origin = before[now == cluster].unique().tolist()
+            yield {"kind": "birth", "hypothesis": h, "cluster": cluster, "from": origin}
+        for cluster in sorted(was - is_now):
+            into = now[before == cluster].unique().tolist()
+            if len(into) == 1:
+                yield {"kind": "merge", "hypothesis": h, "cluster": into[0], "from": sorted([*into, cluster])}
+            else:
+                yield {"kind": "death", "hypothesis": h, "cluster": cluster, "from": [cluster], "into": into}

@@ -1,0 +1,239 @@
+"""The page of results says what the numbers say, and nothing else."""
+
+import csv
+import json
+import random
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collect import WORK, compact, write_results
+from measured import client_work, holm, last_within, paired_p, paper_numbers, problem_of, rows_of
+from results_page import below_paper, defaults, equal_work, order_of_methods, page, published_budget, show
+from small_runs import small_config
+
+from bcfl.experiment.config import load_config
+from bcfl.experiment.run import start
+from bcfl.experiment.sweep import expand
+
+ROOT = Path(__file__).parent.parent.parent
+FILES = sorted((ROOT / "experiments").glob("*.toml"))
+CIFAR = ("data.name=cifar10", "data.partition=file", "data.partition_file=x.npz")
+PAPER = paper_numbers(
+    [
+        {"table": "sensitivity_K", "dataset": "cifar10", "setting": "label(4,10,0.1)", "K": "4", "method": "FedAvg",
+         "accuracy": "1", "f1": "1", "accuracy_sd": "", "f1_sd": ""},
+        {"table": "table1", "dataset": "cifar10", "setting": "label(4,10,0.1)", "K": "4", "method": "FedAvg",
+         "accuracy": "40", "f1": "21.5", "accuracy_sd": ".5", "f1_sd": ""},
+        {"table": "table1", "dataset": "cifar10", "setting": "label(4,10,0.1)", "K": "4", "method": "BCFL-MH-3",
+         "accuracy": "50", "f1": "30", "accuracy_sd": "1", "f1_sd": "1"},
+    ]
+)  # fmt: skip
+
+
+def record(
+    method: str, accuracy: list[float | None], *, seed: int = 0, scored: int = 0, steps: int = 40, settings: Any = ()
+) -> dict[str, Any]:
+    """A run of four clients that reached these accuracies, round by round; F1 is half of it."""
+    overrides = [*CIFAR, f"method.name={method}", f"experiment.rounds={len(accuracy)}", *settings]
+    config = load_config(None, overrides, seed=seed)
+    half = [None if value is None else value / 2 for value in accuracy]
+    work = {key: [0, *[100] * len(accuracy)] for key in WORK}
+    work |= {"local_steps": [0, *[steps] * len(accuracy)], "scored_examples": [0, *[scored] * len(accuracy)]}
+    final = {"method": method, "seed": seed, "rounds": len(accuracy), "accuracy": accuracy[-1], "macro_f1": half[-1],
+             "nll": 0.5, "ari": 1.0, "assignment": [0, 0, 1, 1]}  # fmt: skip
+    return {"config": config.as_dict(), "result": final, "work_by_round": work,
+            "by_round": {"accuracy": accuracy, "macro_f1": half}}  # fmt: skip
+
+
+def printed() -> Any:
+    return PAPER["cifar10", "label(4,10,0.1)", 4]
+
+
+def test_the_papers_main_tables_come_before_its_sensitivity_study() -> None:
+    assert str(printed()["fedavg"]["accuracy"]) == "40.00 ± 0.50"
+    assert str(printed()["fedavg"]["macro_f1"]) == "21.50"
+
+
+def test_runs_are_averaged_over_seeds_only() -> None:
+    rows = rows_of([
+        record("bcfl-g", [0.4], seed=0), record("bcfl-g", [0.6], seed=1), record("fedavg", [0.2]),
+        record("fedavg", [0.3], settings=["training.local_steps=20"]),
+    ])  # fmt: skip
+    assert [(row.label, show(row.finals("accuracy"))) for row in rows] == [
+        ("bcfl-g", "50.00 ± 14.14"), ("fedavg, local_steps 10", "20.00"), ("fedavg, local_steps 20", "30.00")
+    ]  # fmt: skip
+
+
+def test_a_row_below_the_papers_says_by_how_much_and_why() -> None:
+    rows = rows_of([record("fedavg", [0.396]), record("bcfl-mh-3", [0.4], seed=0), record("bcfl-mh-3", [0.5], seed=1)])
+    lines = below_paper(rows, printed(), {"bcfl-mh-3": "It was raining."})
+    assert lines[2:-1] == [
+        "- fedavg: accuracy 39.60 is 0.40 below the paper's 40.00 ± 0.50 (within the paper's standard deviation, "
+        "one seed here has none); macro F1 19.80 is 1.70 below the paper's 21.50 (the paper gives no standard "
+        "deviation, one seed here has none); 1 seed. Why is not known yet.",
+        "- bcfl-mh-3: accuracy 45.00 is 5.00 below the paper's 50.00 ± 1.00 (more than the paper's standard deviation, "
+        "our own is 7.07); macro F1 22.50 is 7.50 below the paper's 30.00 ± 1.00 (more than the paper's standard "
+        "deviation, our own is 3.54); 2 seeds. It was raining.",
+    ]
+    assert below_paper(rows_of([record("fedavg", [0.43])]), printed(), {}) == []  # as high as the paper's is not below
+
+
+def test_with_how_much_work_a_number_is_reached() -> None:
+    (row,) = rows_of([record("bcfl-mh-3", [0.3, None, 0.51, 0.62, 0.55], steps=60)])
+    assert row.first_round_at("accuracy", 50.0) == 3
+    assert row.first_round_at("accuracy", 63.0) is None
+    assert row.spent("local_steps") == [0, 15, 30, 45, 60, 75]  # of each of four clients
+    *_, sentence, _ = published_budget([row], printed())
+    # M(C+M−1)/C = 4.5 times 10 steps in each of 100 rounds.
+    assert sentence == (
+        "- bcfl-mh-3: about 4,500 there; here the paper's accuracy is reached with 45 (1% of that), "
+        "the paper's macro F1 is reached with 60 (1% of that)."
+    )
+    missed = published_budget(rows_of([record("bcfl-mh-3", [0.4], steps=60)]), printed())[2]
+    assert "the paper's accuracy is not reached with 15," in missed
+    assert published_budget(rows_of([record("fedavg", [0.4])]), printed()) == []
+
+
+def test_a_scored_example_costs_a_third_of_a_trained_one() -> None:
+    own = record("bcfl-g", [0.1, 0.2], steps=40, scored=4 * 96)  # of 32 to a batch: three batches, one step's worth
+    assert client_work(own) == pytest.approx([0, 11, 22])
+
+
+def test_methods_stand_side_by_side_where_their_clients_have_worked_alike() -> None:
+    curve: list[float | None] = [i / 100 for i in range(1, 11)]
+    dear = record("bcfl-mh-3", curve, steps=100)
+    sparse = record("bcfl-g", [None, *curve[1:]], steps=40, scored=4 * 32 * 3 * 5)
+    assert [last_within(dear, budget) for budget in (24, 25, 100, 1000)] == [None, 1, 4, 10]
+    assert last_within(sparse, 15) is None  # not tested in its first round
+    lines = equal_work(rows_of([record("fedavg", curve), dear, sparse]))
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:-1]]
+    assert cells[0][-2].startswith("at FedAvg's work (100 steps)")
+    assert cells[0][-1].startswith("at BCFL-G's work (150 steps)")
+    assert {row[0]: row[-2:] for row in cells[2:]} == {
+        "fedavg": ["10.00, 5.00 (round 10)", "10.00, 5.00 (round 10, all it ran)"],
+        "bcfl-mh-3": ["4.00, 2.00 (round 4)", "6.00, 3.00 (round 6)"],
+        "bcfl-g": ["6.00, 3.00 (round 6)", "10.00, 5.00 (round 10)"],
+    }
+    assert "neither FedAvg nor BCFL-G" in equal_work(rows_of([dear]))[0]
+
+
+def test_no_order_is_claimed_from_two_seeds() -> None:
+    rows = rows_of(
+        [record(name, [value], seed=seed) for seed in (0, 1) for name, value in (("local", 0.1), ("ifca", 0.9))]
+    )
+    assert order_of_methods(rows) == ["Fewer than three common seeds: no order is claimed."]
+
+
+def test_an_order_is_claimed_only_where_it_is_sure() -> None:
+    noise = random.Random(0)
+    values = {"local": 0.10, "ifca": 0.90, "fedavg": 0.901}
+    rows = rows_of([
+        record(name, [value + 0.01 * noise.random()], seed=seed) for seed in range(4) for name, value in values.items()
+    ])  # fmt: skip
+    _, _, accuracy, f1 = order_of_methods(rows)
+    assert accuracy.startswith("- accuracy: ifca > local (p = 0.000); fedavg > local (p = 0.000).")
+    assert f1.startswith("- macro F1: ifca > local (p = ")
+    close = order_of_methods([row for row in rows if row.method != "local"])
+    assert "for 1 pairs" in close[0]
+    assert close[2] == "- accuracy: no difference with p < 0.05, no order is claimed."
+
+
+def test_paired_t_test_and_holms_correction() -> None:
+    assert paired_p([1.0, 2.0, 3.0]) == pytest.approx(0.0742, abs=1e-4)  # t = 2·√3 with 2 degrees of freedom
+    assert paired_p([0.0, 0.0, 0.0]) == 1.0
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # Holm's own way, by hand
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_splits_of_our_own_are_not_set_beside_the_papers() -> None:
+    own = record("fedavg", [0.5], settings=["data.partition=label(4,10,0.1)"])
+    text = page([own], [], {}, "Preface.")
+    assert "our own splits" in text
+    assert "| paper |" not in text
+    assert problem_of(record("fedavg", [0.5]))[1] == "label(4,10,0.1), the published split"
+
+
+def test_a_method_without_clusters_stands_beside_every_k() -> None:
+    runs = [record("bcfl-g", [k / 10], settings=[f"method.num_clusters={k}"]) for k in (2, 4)]
+    with (ROOT / "experiments/paper.csv").open() as file:
+        text = page([*runs, record("fedavg", [0.3])], csv.DictReader(file), {}, "")
+    head, sensitivity = text.split(", by K\n")
+    assert "K = 4\n" in head
+    assert "| bcfl-g | 40.00 | " in head
+    assert "| bcfl-g | 20.00 |" not in head  # the numbers of K = 4 only
+    assert "| bcfl-g | 20.00 | 40.00 (" in sensitivity
+    assert "| fedavg | 30.00 | 30.00 (39.89 ± 0.18) |" in sensitivity
+
+
+def test_a_study_marks_the_default_and_says_how_it_stands() -> None:
+    def tried(forgetting: float, values: list[float]) -> list[dict[str, Any]]:
+        settings = ["data.validation=0.2", f"method.forgetting={forgetting}"]
+        return [record("bcfl-g", [value], seed=seed, settings=settings) for seed, value in enumerate(values)]
+
+    lines = defaults([*tried(0.5, [0.50, 0.54, 0.52]), *tried(0.9, [0.51, 0.52, 0.50]), *tried(1.0, [0.1, 0.2, 0.3])])
+    rows = [line for line in lines if line.startswith("|")]
+    assert [row.split("|")[1].strip() for row in rows] == ["forgetting", "---", "**0.5**", "0.9", "1.0"]
+    assert lines[-2] == "The default is the best of 3 by accuracy; 1 of the others are within its standard deviation."
+    *_, verdict, _ = defaults([*tried(0.5, [0.50, 0.54, 0.52]), *tried(0.9, [0.61, 0.64, 0.63])])
+    assert verdict.startswith(
+        "The best is 10.67 above the default (paired t-test over 3 seeds, corrected for 1 rivals: p"
+    )
+    *_, verdict, _ = defaults([*tried(0.5, [0.50]), *tried(0.9, [0.61])])
+    assert verdict == "The best is 11.00 above the default (fewer than three common seeds, so no order is claimed)."
+    assert page(tried(0.5, [0.5]), [], {}, "").startswith("\n\n## Defaults, chosen on validation data")
+
+
+def test_what_is_kept_of_a_run_is_small_and_whole(tmp_path: Path) -> None:
+    start(small_config("experiment.evaluate_every=2"), tmp_path / "run", num_workers=1)
+    kept = json.loads(json.dumps(compact(tmp_path / "run")))
+    rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert kept["by_round"]["accuracy"] == [None, round(rounds[2]["accuracy"], 5), round(rounds[3]["accuracy"], 5)]
+    for key in WORK:
+        assert sum(kept["work_by_round"][key]) == kept["result"]["work"][key]
+    for name in ("results", "docs", "experiments"):
+        (tmp_path / name).mkdir()
+    for name in ("experiments/paper.csv", "results/reasons.toml", "experiments/results-preface.md"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / "results" / "a.json").write_text(json.dumps(kept))
+    write_results(tmp_path)
+    assert "## digits, feature(4,2), K = 4" in (tmp_path / "RESULTS.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_committed_results_are_small_and_can_be_read(path: Path) -> None:
+    assert path.stat().st_size < 100_000
+    own = json.loads(path.read_text())
+    assert len(own["work_by_round"]["local_steps"]) == own["result"]["rounds"] + 1
+    assert client_work(own)[-1] > 0
+
+
+def test_the_page_is_what_the_results_give() -> None:
+    with (ROOT / "experiments/paper.csv").open() as file:
+        paper = list(csv.DictReader(file))
+    records = [json.loads(path.read_text()) for path in sorted((ROOT / "results").glob("*.json"))]
+    reasons = tomllib.loads((ROOT / "results/reasons.toml").read_text())
+    text = page(records, paper, reasons, (ROOT / "experiments/results-preface.md").read_text())
+    assert (ROOT / "RESULTS.md").read_text() == "# Results\n\n" + text
+    assert (ROOT / "docs/results.md").read_text() == "# How results compare with the paper\n\n" + text
+
+
+def test_every_row_of_the_paper_has_an_experiment_file() -> None:
+    planned = set()
+    for config in expand(FILES):
+        data = config.data
+        split = "label(4,10,0.1)" if data.partition == "file" else data.partition
+        planned.add((data.name, split, config.method.get("num_clusters"), config.method["name"]))
+    with (ROOT / "experiments/paper.csv").open() as file:
+        rows = [(row["dataset"], row["setting"], int(row["K"]), row["method"].lower()) for row in csv.DictReader(file)]
+    assert len(rows) > 100
+    missing = [row for row in rows if not {row, (*row[:2], None, row[3])} & planned]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.name.startswith("defaults")], ids=lambda path: path.stem
+)
+def test_defaults_are_chosen_on_validation_data_only(path: Path) -> None:
+    assert {config.data.validation for config in expand([path])} == {0.2}

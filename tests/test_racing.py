@@ -1,0 +1,162 @@
+"""Racing keeps what full scoring keeps, at the stated rate, and saves work."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from bcfl.association import Branches, branch
+from bcfl.racing import FIRST_LOOK, LARGEST_SHARE, _subset_sums, contenders, moments, pooled, race
+
+NUM_CLIENTS, NUM_CLUSTERS, NUM_EXAMPLES = 20, 4, 320
+ONE = torch.arange(NUM_CLUSTERS)[None]  # a single hypothesis
+NEAR_COPIES = torch.tensor([[0, 1, 2, 3], [4, 5, 2, 3], [0, 6, 7, 3]])  # three that share beliefs, as in BCFL-MH
+
+
+def population(seed: int, separation: float, heavy: bool = False, belief_of: Tensor = ONE) -> Tensor:
+    """Log-likelihoods of every example under every belief; clients of group g like cluster g best, noise is shared."""
+    random = torch.Generator().manual_seed(seed)
+    noise = torch.randn(NUM_CLIENTS, NUM_CLUSTERS, NUM_EXAMPLES, generator=random, dtype=torch.float64)
+    if heavy:  # losses of neural networks have long right tails
+        noise = -(noise.abs() ** 2)
+    hardness = torch.randn(NUM_CLIENTS, 1, NUM_EXAMPLES, generator=random, dtype=torch.float64)
+    liking = torch.nn.functional.one_hot(torch.arange(NUM_CLIENTS) % NUM_CLUSTERS, NUM_CLUSTERS).double()
+    liking *= separation * torch.linspace(0.2, 2, NUM_CLIENTS)[:, None]  # some clients are clearer than others
+    clusters = liking[:, :, None] + noise + 2 * hardness  # (client, cluster, example)
+    values = torch.empty(NUM_CLIENTS, int(belief_of.max()) + 1, NUM_EXAMPLES, dtype=torch.float64)
+    for beliefs in belief_of:  # beliefs about one cluster differ by little, as by one client more or less
+        values[:, beliefs] = clusters + 0.1 * torch.randn(clusters.shape, generator=random, dtype=torch.float64)
+    return values  # (client, belief, example)
+
+
+def raced(values: Tensor, k: int, error: float, belief_of: Tensor, log_weight: Tensor) -> tuple[Tensor, float]:
+    """The costs that racing arrives at, and the share of the (example, belief) pairs that it scored."""
+    scored = 0
+
+    def look(wanted: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+        nonlocal scored
+        scored += int(wanted.sum()) * (last - first)
+        told = [moments(own[:, first:last]) for own in values]
+        return torch.stack([mean for mean, _ in told]), torch.stack([covariance for _, covariance in told])
+
+    size = torch.full((NUM_CLIENTS,), float(NUM_EXAMPLES), dtype=torch.float64)
+    present = torch.ones(NUM_CLIENTS, dtype=torch.bool)
+    wanted, mean = race(look, present, size, torch.ones_like(size), belief_of, log_weight, k, error)
+    undecided = wanted & (wanted.sum(1, keepdim=True) > 1)
+    scored += int(undecided.sum()) * NUM_EXAMPLES
+    cost = -torch.where(undecided, values.mean(2), torch.where(wanted, mean, -torch.inf))
+    return cost, scored / values.numel()
+
+
+def kept(cost: Tensor, k: int, belief_of: Tensor, log_weight: Tensor) -> Branches:
+    family = torch.arange(len(belief_of))
+    return branch(log_weight, cost[:, belief_of].transpose(0, 1), k, family=family, family_margin=1.0)
+
+
+@pytest.mark.parametrize("belief_of", [ONE, NEAR_COPIES], ids=["one parent", "three parents"])
+@pytest.mark.parametrize("k", [1, 3, 6])
+@pytest.mark.parametrize("heavy", [False, True])
+@pytest.mark.parametrize("separation", [0.3, 1.0, 3.0])
+def test_racing_keeps_the_hypotheses_of_full_scoring_at_the_stated_rate(
+    k: int, heavy: bool, separation: float, belief_of: Tensor
+) -> None:
+    error, trials, wrong = 0.1, 40, 0
+    log_weight = torch.tensor([0.0, -0.5, -1.5][: len(belief_of)], dtype=torch.float64)
+    for seed in range(trials):
+        values = population(seed, separation, heavy, belief_of)
+        full = kept(-values.mean(2), k, belief_of, log_weight)
+        fast = kept(raced(values, k, error, belief_of, log_weight)[0], k, belief_of, log_weight)
+        same = torch.equal(full.assignment, fast.assignment) and torch.equal(full.parent, fast.parent)
+        assert not same or torch.allclose(full.log_weight, fast.log_weight, atol=1e-9)
+        wrong += not same
+    assert wrong <= error * trials
+
+
+@pytest.mark.parametrize(("k", "most"), [(1, 0.12), (6, 0.5)])  # six hypotheses need the runners-up as well
+def test_separated_groups_need_few_scorings(k: int, most: float) -> None:
+    _, share = raced(population(0, 10.0), k, 0.01, ONE, torch.zeros(1))
+    assert share <= most
+
+
+def test_nothing_is_dropped_that_cannot_be_told_apart_and_little_is_lost_by_trying() -> None:
+    cost, share = raced(population(0, 0.0), 1, 0.01, ONE, torch.zeros(1))
+    assert 0.9 < share <= 1 + LARGEST_SHARE
+    assert cost.isfinite().any(1).all()
+
+
+@pytest.mark.parametrize("belief_of", [ONE, NEAR_COPIES], ids=["one parent", "three parents"])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_where_nothing_is_left_to_chance_what_is_dropped_is_in_none_of_the_k_best(k: int, belief_of: Tensor) -> None:
+    """Against all assignments of four clients; every hypothesis' own best must survive too."""
+    num_beliefs, dropped = int(belief_of.max()) + 1, 0
+    size = torch.full((4,), 100.0, dtype=torch.float64)
+    for seed in range(20):
+        random = torch.Generator().manual_seed(seed)
+        mean = -3 * torch.rand(4, num_beliefs, generator=random, dtype=torch.float64)
+        log_weight = -2 * torch.rand(len(belief_of), generator=random, dtype=torch.float64)
+        nothing, everything = torch.zeros(4, num_beliefs, num_beliefs).double(), torch.ones(4, num_beliefs).bool()
+        left = contenders(mean, nothing, size, size, torch.ones(4), belief_of, log_weight, everything, k, 0.1)
+        ranked = sorted(
+            (float(-log_weight[h] - mean[torch.arange(4), belief_of[h, list(clusters)]].sum()), h, clusters)
+            for h in range(len(belief_of))
+            for clusters in itertools.product(range(NUM_CLUSTERS), repeat=4)
+        )
+        own_best = {story[1]: story for story in reversed(ranked)}
+        for _, h, clusters in [*ranked[:k], *own_best.values()]:
+            assert left[torch.arange(4), belief_of[h, list(clusters)]].all()
+        dropped += int((~left).sum())
+    assert dropped > 20 * num_beliefs
+
+
+def test_two_parts_together_have_the_moments_of_the_whole() -> None:
+    values = population(1, 1.0)[:2]
+    parts = [[moments(own[:, part]) for own in values] for part in (slice(0, 32), slice(32, 96))]
+    (mean, covariance), (new_mean, new_covariance) = (
+        (torch.stack([m for m, _ in part]), torch.stack([c for _, c in part])) for part in parts
+    )
+    whole = [moments(own[:, :96]) for own in values]
+    nothing = torch.zeros_like(mean), torch.zeros_like(covariance)
+    first = pooled(0, *nothing, 32, mean, covariance)
+    for found, expected in zip(first, (mean, covariance), strict=True):
+        assert torch.allclose(found, expected, atol=1e-12)
+    both = pooled(32, *first, 64, new_mean, new_covariance)
+    assert torch.allclose(both[0], torch.stack([m for m, _ in whole]), atol=1e-12)
+    assert torch.allclose(both[1], torch.stack([c for _, c in whole]), atol=1e-12)
+
+
+def test_small_clients_do_not_race_and_settled_ones_look_no_further() -> None:
+    asked: list[tuple[list[bool], int, int]] = []
+    means = torch.tensor([[0.0, -9.0], [0.0, -9.0], [-1.0, -1.0]], dtype=torch.float64)
+
+    def look(wanted: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+        asked.append((wanted.all(1).tolist(), first, last))
+        return means, torch.eye(2).double().expand(3, 2, 2)
+
+    sizes = torch.tensor([3 * FIRST_LOOK - 1, 1000, 500], dtype=torch.float64)
+    present, belief_of = torch.ones(3).bool(), torch.tensor([[0, 1]])
+    wanted, mean = race(look, present, sizes, torch.ones(3), belief_of, torch.zeros(1), 1, 0.05)
+    assert asked == [([False, True, True], 0, 32), ([False, False, True], 32, 64), ([False, False, True], 64, 128)]
+    assert wanted.tolist() == [[True, True], [True, False], [True, True]]
+    assert mean[1:].tolist() == means[1:].tolist()
+
+
+def test_a_client_that_does_not_answer_a_look_is_left_aside() -> None:
+    present = torch.ones(3).bool()
+
+    def look(wanted: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+        present[1] = False
+        mean = torch.tensor([[0.0, -9.0], [math.nan, math.nan], [0.0, -9.0]], dtype=torch.float64)
+        return mean, torch.where(mean.isnan()[:, :, None], math.nan, torch.eye(2).double())
+
+    sizes = torch.full((3,), 320.0, dtype=torch.float64)
+    wanted, _ = race(look, present, sizes, torch.ones(3), torch.tensor([[0, 1]]), torch.zeros(1), 1, 0.05)
+    assert wanted.sum(1).tolist() == [1, 2, 1]
+
+
+def test_subset_sums_by_hand() -> None:
+    values = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    assert _subset_sums(values, 5) == [0, 1, 2, 3, 4]
+    assert _subset_sums(values, 9) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert _subset_sums(torch.tensor([math.inf]), 3) == [0]
