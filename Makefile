@@ -41,8 +41,8 @@ lint: $(CHECKED) ## ruff: style and format
 types: $(CHECKED) ## mypy, strict on src
 	$(BIN)/mypy
 
-bench: $(CHECKED) ## the speed and memory figures, as ratios measured in one run
-	$(BIN)/python benchmarks/core.py
+bench: $(CHECKED) ## the speed and memory figures, as ratios measured in one run; writes benchmarks/results.json
+	$(BIN)/python benchmarks/suite.py
 
 docs: $(CHECKED) ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

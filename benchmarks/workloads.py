@@ -103,7 +103,7 @@ class BareLoop:
             for parameter, start in zip(module.parameters(), self._start, strict=True):
                 parameter.copy_(start)
         optimiser = torch.optim.SGD(module.parameters(), training.learning_rate, training.momentum, fused=True)
-        stream = generator(SEED, "fit", client)
+        stream = generator(SEED, "fit", 1, client)  # as the engine draws in its first round
         for rows in batches(len(held), training.batch_size, training.local_steps, stream):
             x, y = self._batch(held[rows])
             optimiser.zero_grad()

@@ -1,0 +1,103 @@
+"""The benchmark suite runs, at its smallest: what it measures here means nothing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bcfl.local import Training
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+def tiny(**changes: Any) -> Any:
+    from workloads import TINY
+
+    return replace(TINY, **{"num_clients": 4, "num_groups": 2, "num_examples": 8} | changes)
+
+
+def test_rounds_are_measured_beside_a_bare_loop_and_each_other() -> None:
+    import rounds
+
+    rows = [
+        *rounds.engine(tiny(), 1.1, repeats=1),
+        *rounds.methods(tiny(), num_rounds=1, scoring=8, repeats=1),
+        *rounds.many_clients(tiny(), few=2, many=4, repeats=1),
+    ]
+    assert len({row["name"] for row in rows}) == len(rows) == 8
+    assert all(row["verdict"] == ("ok" if row["value"] <= row["target"] else "short") for row in rows)
+
+
+def test_growth_is_measured() -> None:
+    import rounds
+
+    rows = rounds.scaling(tiny(), repeats=1, clients=(2, 4))
+    assert [row["name"][0] for row in rows] == ["C", "K", "M", "P"]
+    assert all(row["value"] > 0 for row in rows)
+
+
+def test_the_bare_loop_takes_the_steps_that_fedavg_takes() -> None:
+    """One client, started alike: the yardstick trains the same model on the same batches."""
+    import torch
+    from workloads import BareLoop, round_of
+
+    from bcfl.methods.averaging import FedAvg
+
+    net = tiny(num_clients=1, training=Training(local_steps=4, momentum_state="fresh"))
+    bare = BareLoop(net, 1)
+    with net.simulator(1) as simulator:
+        _, state = round_of(FedAvg(), simulator, 1)
+        start = FedAvg().init(simulator.begin(0)).models.mean[0]
+    views = iter(start.split([p.numel() for p in bare._start]))
+    bare._start = [next(views).view(p.shape) for p in bare._start]
+    bare()
+    found = bare._workers.submit(lambda: torch.cat([p.detach().flatten() for p in bare._own.module.parameters()]))
+    assert torch.allclose(found.result(), state.models.mean[0], atol=1e-5)
+    bare.close()
+
+
+def test_operators_are_told_apart() -> None:
+    import operators
+    from workloads import NETS
+
+    net = replace(NETS[1], num_examples=8, training=Training(local_steps=1))
+    shares = operators.shares((net,))
+    assert list(shares) == ["CIFAR-10 net, training", "CIFAR-10 net, scoring"]
+    for of_kind in shares.values():
+        assert sum(of_kind.values()) == pytest.approx(1)
+        assert of_kind["convolution"] > 0 < of_kind["matrix product"]
+
+
+@pytest.mark.slow
+def test_memory_and_start_up_are_measured() -> None:
+    import footprint
+
+    rows = [*footprint.memory(tiny(), (2, 4)), *footprint.start_up(repeats=1)]
+    assert len(rows) == 4
+
+
+def test_the_page_takes_its_tables_from_the_results() -> None:
+    import suite
+    from measure import row
+
+    record = {"machine": suite.machine(), "rows": [row("a figure", 2.0, 1.5, "yards", "a note")], "shares": {}}
+    text = suite.page(suite.PAGE.read_text(), record)
+    assert "| a figure | 2.00 | ≤ 1.5 yards | short | a note |" in text
+    assert suite.page(text, record) == text
+    with pytest.raises(ValueError, match="must hold"):
+        suite.page("no marks", record)
+
+
+@pytest.mark.skipif(not (ROOT / "benchmarks/results.json").exists(), reason="nothing has been measured yet")
+def test_the_page_holds_the_committed_results() -> None:
+    import suite
+
+    text = suite.PAGE.read_text()
+    assert suite.page(text, json.loads(suite.RESULTS.read_text())) == text
