@@ -58,7 +58,7 @@ def draw_newcomers() -> None:
         axes.set_xscale("log", base=2)
         axes.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
     dress(left, "A newcomer's most likely cluster is the right one", "examples of the newcomer", "share of handfuls")
-    dress(right, "Calibration error of the stated probability, by temperature", "examples of the newcomer", "ECE")
+    dress(right, "Calibration error of its stated probability", "examples of the newcomer", "ECE")
     save(figure, "newcomers")
 
 

@@ -66,8 +66,10 @@ def table(records: list[dict[str, Any]]) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     folder, out = Path(sys.argv[1]), Path(sys.argv[2])
-    records = [record for path in sorted(folder.glob("*/result.json")) for record in measure(path.parent)]
-    out.write_text(json.dumps(records) + "\n")
+    records = []
+    for path in sorted(folder.glob("*/result.json")):
+        records += measure(path.parent)
+        out.write_text(json.dumps(records) + "\n")  # what is done is not lost
     print(table(records))
 
 
