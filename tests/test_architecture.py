@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "racing": {"association"},
     "evidence": {"gaussian"},
     "partitions": set(),
-    "conceptual": {"association", "gaussian", "partitions"},
+    "conceptual": {"association", "gaussian"},
     "federation": {"gaussian"},
     "models": {"randomness"},
     "local": {"gaussian", "models"},

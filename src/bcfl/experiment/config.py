@@ -267,7 +267,7 @@ def _check_ranges(config: Config) -> None:
         "data.validation": (0 <= data.validation < 1, "in [0, 1)"),
     }
     at_least = {"num_clusters": 1, "evidence_points": 1, "scoring_examples": 1, "selection": 1, "warm_up_rounds": 0}
-    at_least |= {"prior_precision": 0, "proximal": 0}
+    at_least |= {"prior_precision": 0, "proximal": 0, "max_stories": 1, "caution": 0, "search_rounds": 0}
     for name in at_least.keys() & config.method.keys():
         value = config.method[name]
         rules[f"method.{name}"] = (value is None or value >= at_least[name], f"≥ {at_least[name]}")
@@ -275,9 +275,12 @@ def _check_ranges(config: Config) -> None:
         rules["method.forgetting"] = (0 <= config.method["forgetting"] <= 1, "in [0, 1]")
     if "min_weight" in config.method:
         rules["method.min_weight"] = (0 <= config.method["min_weight"] < 1, "in [0, 1)")
+    if "held_out" in config.method:
+        rules["method.held_out"] = (0 < config.method["held_out"] < 1, "in (0, 1)")
     if "give_up_weight" in config.method:
         rules["method.give_up_weight"] = (0 < config.method["give_up_weight"] <= 1, "in (0, 1]")
-    for name in {"sigma", "alpha", "smoothing", "temperature"} & config.method.keys():
+    above_zero = {"sigma", "alpha", "smoothing", "temperature", "concentration", "effective_examples"}
+    for name in above_zero & config.method.keys():
         value = config.method[name]
         rules[f"method.{name}"] = (value is None or isinstance(value, str) or value > 0, "> 0")
     if config.method.get("evidence_kind") == "sigma" and config.method["evidence_points"] > 1:

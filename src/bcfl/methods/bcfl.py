@@ -70,7 +70,7 @@ class BCFL:
             return self._greedy_round(state, clients)
         kept = self._associate(state, clients)
         groups = distinct_groups(state.model_of, kept, clients.present)
-        models = train_groups(state, groups, clients, self.fusion, self.forgetting)
+        models = train_groups(state, groups, clients, self.fusion, self.forgetting).results()
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
         if self.strategy == "consensus":
             return _merged(models, groups, kept), info

@@ -1,0 +1,215 @@
+"""bcfl-auto: against the exact posterior over groupings, and piece by piece; what it finds on real digits is slow."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federation_fixtures import ConjugateClients, client_data, linear, simulator
+from torch import Tensor
+
+from bcfl.association import Branches
+from bcfl.conceptual import ConjugateClient, log_likelihood_at_mean, partition_posterior
+from bcfl.data.arrays import from_arrays
+from bcfl.engines.simulator import Participation
+from bcfl.experiment.config import load_config
+from bcfl.experiment.run import resume, start
+from bcfl.federation import Hypotheses, RoundInfo
+from bcfl.gaussian import Gaussian, flat
+from bcfl.local import Training
+from bcfl.methods.auto import SKETCH, AutoBCFL, Pulls, Stories, split
+from bcfl.methods.training import distinct_groups
+from bcfl.partitions import canonical
+from bcfl.randomness import generator
+
+EXACT = AutoBCFL(
+    fusion="exact",
+    forgetting=1.0,  # the data are the same in every round: each round's belief is their posterior, from a flat prior
+    effective_examples=1e9,
+    caution=0.0,
+    max_stories=15,  # all groupings of four clients
+    min_weight=0.0,
+    search_rounds=None,
+)
+
+
+def conjugate(seed: int, truth: list[list[float]], noise: float = 1.0, **options: Any) -> ConjugateClients:
+    """Clients whose data are drawn about their group's parameters, for training and held out."""
+    draws = generator(seed, "auto")
+    means = torch.tensor(truth, dtype=torch.float64)
+
+    def drawn(information: float) -> list[ConjugateClient]:
+        estimate = means + noise * torch.randn(means.shape, generator=draws, dtype=torch.float64)
+        return [ConjugateClient(one, torch.full_like(one, information), 0.0) for one in estimate]
+
+    starts = torch.zeros(1, 1, means.shape[1], dtype=torch.float64)
+    return ConjugateClients(
+        drawn(1.0), starts, torch.full((len(truth),), 10.0, dtype=torch.float64), held=drawn(1.0), **options
+    )
+
+
+def rounds(
+    method: AutoBCFL, clients: ConjugateClients, num_rounds: int, state: Hypotheses | None = None
+) -> tuple[Hypotheses, list[RoundInfo]]:
+    state, infos = state or method.init(clients), []
+    for _ in range(num_rounds):
+        clients.round += 1
+        state, info = method.round(state, clients)
+        infos.append(info)
+    return state, infos
+
+
+def posterior_of(info: RoundInfo) -> dict[tuple[int, ...], float]:
+    rows = [canonical(row) for row in info.assignment]
+    assert len(set(rows)) == len(rows)  # each grouping once
+    return dict(zip(rows, info.log_weight.tolist(), strict=True))
+
+
+# --- against enumeration ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "concentration"), [(0, 0.3), (2, 1.0), (3, 1.0)])
+def test_the_weights_are_the_exact_posterior_over_groupings(seed: int, concentration: float) -> None:
+    """Spread over many groupings, since two groups lie two standard deviations apart, of few data each."""
+    clients = conjugate(seed, [[0.0, 0.0], [2.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
+    _, infos = rounds(replace(EXACT, concentration=concentration), clients, 12)
+    found = posterior_of(infos[-1])
+    assert clients.held is not None
+    prior = flat(torch.zeros(2, dtype=torch.float64))
+    exact = partition_posterior(clients.clients, clients.held, prior, concentration, log_likelihood_at_mean)
+    assert math.exp(max(exact.values())) < 0.9  # there is something to compare
+    missed = sum(math.exp(weight) for grouping, weight in exact.items() if grouping not in found)
+    difference = sum(abs(math.exp(weight) - math.exp(exact[grouping])) for grouping, weight in found.items())
+    assert (missed + difference) / 2 < 0.05  # total variation
+    best = max(exact, key=exact.__getitem__)
+    for grouping in set(found) & {g for g in exact if exact[g] > math.log(0.01)}:
+        assert found[grouping] - found[best] == pytest.approx(exact[grouping] - exact[best], abs=0.02)
+
+
+def test_clients_in_another_order_give_the_same_posterior() -> None:
+    truth, order = [[0.0, 0.0], [3.0, 0.0], [0.0, 0.0], [3.0, 0.0]], [2, 3, 1, 0]
+    clients = conjugate(4, truth)
+    assert clients.held is not None
+    permuted = replace(
+        clients, clients=[clients.clients[j] for j in order], held=[clients.held[j] for j in order], fitted=[]
+    )
+    (_, own), (_, other) = (rounds(replace(EXACT, max_stories=4), one, 5) for one in (clients, permuted))
+    found = {canonical(torch.tensor(g)[order]): weight for g, weight in posterior_of(own[-1]).items()}
+    assert found == pytest.approx(posterior_of(other[-1]))
+
+
+# --- births, joinings, deaths -----------------------------------------------------------------------------------------
+
+FAR = [[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]]
+PLAIN = AutoBCFL(forgetting=1.0, fusion="exact", search_rounds=None)
+
+
+def test_three_groups_are_found_from_one_cluster() -> None:
+    clients = conjugate(0, FAR * 4, noise=0.3)
+    state, infos = rounds(PLAIN, clients, 12)
+    assert canonical(state.assignment[0]) == (0, 1, 2) * 4
+    assert infos[0].assignment.tolist() == [[0] * 12]
+    births = [e for info in infos for e in info.events or () if e["hypothesis"] == 0]
+    assert [e["kind"] for e in births] == ["birth"] * 2
+    assert len(set(clients.fitted)) < len(clients.fitted)  # over the rounds
+    assert len(clients.fitted) == 12 * 12  # one training for each client and round: trials cost none
+
+
+def test_one_group_stays_one_cluster() -> None:
+    for seed in range(5):
+        state, infos = rounds(PLAIN, conjugate(seed, [[1.0, 1.0]] * 10), 12)
+        assert state.assignment[0].unique().tolist() == [0]
+        assert all(not info.events for info in infos)
+
+
+def two_clusters(own: list[int], means: list[list[float]]) -> Hypotheses:
+    """A state in which the clients are split as said."""
+    models = Gaussian(torch.tensor(means, dtype=torch.float64), torch.ones(len(means), 2, dtype=torch.float64))
+    return Hypotheses(
+        models,
+        torch.arange(len(means))[None],
+        torch.zeros(1, dtype=torch.float64),
+        torch.tensor([own]),
+        torch.arange(len(means)),
+        torch.zeros(1, dtype=torch.int64),
+        sketch=torch.zeros(len(own), SKETCH),
+    )
+
+
+def test_a_needless_cluster_is_joined_again_and_its_number_is_free() -> None:
+    clients = conjugate(1, [[0.0, 0.0]] * 8, noise=0.3)
+    state, (info,) = rounds(PLAIN, clients, 1, two_clusters([0, 1, 1, 1, 0, 1, 0, 1], [[0.1, 0.0], [0.0, 0.1]]))
+    assert len(state.assignment[0].unique()) == 1
+    (event,) = info.events or ()
+    assert (event["kind"], event["from"]) == ("merge", [0, 1])
+    assert event["cluster"] == int(state.assignment[0, 0])
+    assert int((state.model_of[0] >= 0).sum()) == 1
+
+
+def test_two_clusters_that_differ_stay_apart() -> None:
+    clients = conjugate(1, [[0.0, 0.0], [5.0, 0.0]] * 4, noise=0.3)
+    state, (info,) = rounds(PLAIN, clients, 1, two_clusters([0, 1] * 4, [[0.1, 0.0], [5.0, 0.1]]))
+    assert state.assignment[0].tolist() == [0, 1] * 4
+    assert not info.events
+
+
+def test_a_cluster_whose_clients_all_leave_dies() -> None:
+    clients = conjugate(1, [[0.0, 0.0], [5.0, 0.0]] * 4, noise=0.3)
+    state, (info,) = rounds(PLAIN, clients, 1, two_clusters([2, 2] * 4, [[0.1, 0.0], [5.0, 0.1], [99.0, 99.0]]))
+    assert state.assignment[0].tolist() == [0, 1] * 4
+    assert {"kind": "death", "hypothesis": 0, "cluster": 2, "from": [2], "into": [0, 1]} in (info.events or ())
+    assert len(state.models) - 2 * int(state.log_weight.isinf().sum()) == 2
+
+
+def test_absent_clients_stay_and_newcomers_find_their_cluster() -> None:
+    clients = conjugate(1, [[0.0, 0.0], [5.0, 0.0]] * 4, noise=0.3, absent=frozenset({0, 7}))
+    state, (info,) = rounds(PLAIN, clients, 1, two_clusters([1, 1, 0, 1, 0, 1, 0, -1], [[0.1, 0.0], [5.0, 0.1]]))
+    assert state.assignment[0].tolist() == [1, 1, 0, 1, 0, 1, 0, -1]  # the first is in the wrong place, but away
+    clients.absent = frozenset()
+    state, _ = rounds(PLAIN, clients, 1, state)
+    assert state.assignment[0].tolist() == [0, 1] * 4
+
+
+def test_a_birth_must_win_by_more_than_its_noise() -> None:
+    """Halves that gain in the mean, with gains that scatter widely from client to client."""
+    value = torch.tensor([[-9.0, -1.0], [-2.0, -9.0], [-9.0, -1.0], [-2.0, -9.0]] * 2, dtype=torch.float64)
+    cautious, bold = (
+        born(AutoBCFL(caution=caution, concentration=1.0), gain)
+        for caution, gain in ((2.0, [9.0, -3.0, 8.0, -4.0]), (0.0, [9.0, -3.0, 8.0, -4.0]))
+    )
+    assert value.shape == (8, 2)
+    assert bold
+    assert not cautious
+    assert born(AutoBCFL(caution=2.0, concentration=1.0), [3.0, 2.0, 3.0, 2.0])
+
+
+class Scored:
+    """Clients that score two models of a trial better than their parent by given amounts."""
+
+    num_parameters = 2
+
+    def __init__(self, gain: list[float]):
+        self.present = torch.ones(2 * len(gain), dtype=torch.bool)
+        self.num_examples = torch.full((2 * len(gain),), 10.0, dtype=torch.float64)
+        self._gain = torch.tensor(gain, dtype=torch.float64).repeat(2)
+
+    def score(self, models: Tensor, max_examples: int | None = None, held_out: float = 0.0) -> Tensor:
+        return torch.stack([torch.full_like(self._gain, -20.0), *[-20.0 + self._gain] * 2], 1)
+
+
+def born(method: AutoBCFL, gain: list[float]) -> bool:
+    """Whether the best story after the scores is the trial."""
+    clients = Scored(gain)
+    half = [0] * len(gain) + [1] * len(gain)
+    state = replace(
+        two_clusters([0] * len(half), [[0.0, 0.0]] * 3),
+        model_of=torch.tensor([[0, -1], [1, 2]]),
+        log_weight=torch.tensor([0.0, -math.inf], dtype=torch.float64),
+        assignment=torch.tensor([[0] * len(half), half]),
+    )
+    kept = method._associate(state, clients, 0.2)  # type: ignore[arg-type]
+    return kept.assignment[0].tolist() == half
