@@ -98,7 +98,7 @@ class AutoBCFL:
         evidence = coarsen(scores, num_scored, self.effective_examples)[clients.present]  # (client, belief)
         views = [_View(state, h, evidence, clients.present) for h in range(len(state.log_weight))]
         past, trials = ([v for v in views if (v.log_weight > -math.inf) == scored] for scored in (True, False))
-        found = [view.story(view.own, self._weight(view, view, view.own)) for view in past]
+        found = [view.story(view.own, self._carried(view) + self._posterior(view, view.own)) for view in past]
         others = [story for view in past for story in self._changed(view, searching=held_out > 0)]
         others += [story for trial in trials for story in self._born(past[0], trial)]
         # A grouping that several stories come to is told by the one that was there before: its models are made for it.
@@ -109,8 +109,9 @@ class AutoBCFL:
         """The hypothesis with the likeliest moves of clients, and without each one of its clusters."""
         seated = view.value + log_seat(view.own, view.value.shape[1], self.concentration)
         best = branch(torch.zeros(1), -seated[None], self.max_stories).assignment
+        carried = self._carried(view)
         for own in best:
-            yield view.story(own, self._weight(view, view, own))
+            yield view.story(own, carried + self._posterior(view, own))
         for cluster in best[0].unique() if searching else ():
             elsewhere = seated.index_fill(1, cluster, -math.inf)
             if elsewhere.isfinite().any():
@@ -118,7 +119,7 @@ class AutoBCFL:
                 own = torch.where(leaving, elsewhere.argmax(1), best[0])
                 change = view.of(own) - view.of(best[0])
                 doubt = self.caution * sum_error(change[leaving], own[leaving])
-                yield view.story(own, self._weight(view, view, own) - doubt)
+                yield view.story(own, carried + self._posterior(view, own) - doubt)
 
     def _born(self, before: "_View", trial: "_View") -> Iterator[Stories]:
         """The trial, judged with the halves as they were proposed: a choice after the scores would flatter it."""
@@ -127,12 +128,15 @@ class AutoBCFL:
         if len(halves.unique()) == 2:
             change = trial.of(trial.own) - before.of(before.own)
             doubt = self.caution * sum_error(change[changed], halves)
-            yield trial.story(trial.own, self._weight(before, trial, trial.own) - doubt, parent=0)
+            weight = self._carried(before) + self._posterior(trial, trial.own) - doubt
+            yield trial.story(trial.own, weight, parent=0)
 
-    def _weight(self, before: "_View", now: "_View", own: Tensor) -> float:
-        """The log-weight of a story: its parent's, smoothed over rounds, and what it gains on it now."""
-        as_it_is = self._posterior(before, before.own)
-        return MEMORY * (before.log_weight - as_it_is) + self._posterior(now, own)
+    def _carried(self, view: "_View") -> float:
+        """What a hypothesis' past adds to the log-weight of its continuations: weights are smoothed over rounds.
+
+        One that stays as it is weighs MEMORY times what it weighed and 1 − MEMORY times its posterior now.
+        """
+        return MEMORY * (view.log_weight - self._posterior(view, view.own))
 
     def _posterior(self, view: "_View", own: Tensor) -> float:
         """log p(grouping, data) of the present clients, up to a constant."""
