@@ -24,7 +24,7 @@ NUM_FEATURES, NUM_CLASSES = 4, 3
 def numbered(name: str) -> list[str]:
     """The names that a registry entry stands for, with 2 and 3 for M and with and without warm-up."""
     names = [name.replace("-M", f"-{m}") for m in (2, 3)] if name.endswith("-M") else [name]
-    return [n + suffix for n in names for suffix in (("", "-w") if re.match("bcfl-", name) else ("",))]
+    return [n + suffix for n in names for suffix in (("", "-w") if re.match("bcfl-(g|c|mh)", name) else ("",))]
 
 
 # An option that changes what a state holds is tested as if it were a method of its own.
@@ -115,6 +115,7 @@ class ConjugateClients:
     absent: frozenset[int] = frozenset()
     silent: frozenset[int] = frozenset()  # clients whose fits do not come back
     shares: Tensor | None = None  # (client, model): the answer to share_explained
+    held: Sequence[ConjugateClient] | None = None  # what clients hold out, where they are asked to
     fitted: list[tuple[int, int]] = field(default_factory=list)  # (belief, client) of every fit so far
     num_statistics: int = 0
     local_steps: int = 1
@@ -130,8 +131,9 @@ class ConjugateClients:
     def draw_model(self, *path: int) -> Tensor:
         return self.starts[path].clone()
 
-    def score(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        scores = torch.stack([client.log_likelihood(models).double() for client in self.clients])
+    def score(self, models: Tensor, max_examples: int | None = None, held_out: float = 0.0) -> Tensor:
+        scored = self.held if held_out and self.held is not None else self.clients
+        scores = torch.stack([client.log_likelihood(models).double() for client in scored])
         return torch.where(self.present[:, None], scores, torch.nan)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:

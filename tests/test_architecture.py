@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "transition": {"evidence"},
     "predictive": {"evidence", "gaussian"},
     "partitions": set(),
-    "conceptual": {"association", "gaussian", "partitions"},
+    "conceptual": {"association", "gaussian"},
     "federation": {"gaussian"},
     "models": {"randomness"},
     "local": {"gaussian", "models"},

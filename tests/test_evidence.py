@@ -10,7 +10,15 @@ from torch import Tensor
 
 from bcfl.association import branch
 from bcfl.conceptual import ConjugateClient, joint_log_evidence, log_likelihood_at_mean
-from bcfl.evidence import PointKind, client_evidence, evidence_points, hypothesis_evidence, temper_scores
+from bcfl.evidence import (
+    PointKind,
+    client_evidence,
+    coarsen,
+    evidence_points,
+    hypothesis_evidence,
+    sum_error,
+    temper_scores,
+)
 from bcfl.gaussian import Gaussian
 from bcfl.randomness import generator
 
@@ -223,3 +231,22 @@ def test_mismatched_evidence_is_refused(
             torch.zeros(assignment, dtype=torch.long),
             torch.zeros(belief_of, dtype=torch.long),
         )
+
+
+# --- many examples, many clients --------------------------------------------------------------------------------------
+
+
+def test_examples_count_as_at_most_the_effective_number() -> None:
+    total = torch.tensor([[-10.0, -20.0], [-100.0, -200.0]], dtype=torch.float64)  # of 10 and of 100 examples
+    counted = coarsen(total, torch.tensor([10.0, 100.0], dtype=torch.float64), 25.0)
+    assert counted.tolist() == [[-10.0, -20.0], [-25.0, -50.0]]
+
+
+def test_the_error_of_a_sum_is_its_deviation_over_repetitions() -> None:
+    """Parts with means of their own and unequal spread: only the spread within a part is noise."""
+    part, random = torch.tensor([0] * 6 + [1] * 14), np.random.default_rng(0)
+    mean, spread = np.where(part == 0, 50.0, -3.0), np.where(part == 0, 2.0, 0.5)
+    draws = torch.from_numpy(random.normal(mean, spread, size=(4000, 20)))
+    squares = [sum_error(row, part) ** 2 for row in draws[:800]]
+    assert np.mean(squares) == pytest.approx(float(draws.sum(1).var()), rel=0.06)
+    assert sum_error(torch.tensor([3.0]), torch.tensor([0])) == 0

@@ -6,7 +6,7 @@ code with them beyond the Gaussian itself, and is only for a handful of clients,
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -123,3 +123,43 @@ def _continue(
             belief = client.posterior(belief)
         beliefs.append(belief)
     return Story((*story.assignments, assignment), log_weight, tuple(beliefs))
+
+
+def partitions(num_clients: int) -> Iterator[tuple[int, ...]]:
+    """Every way to group the clients, each once: clusters are numbered in order of appearance."""
+    if num_clients == 0:
+        yield ()
+    for head in partitions(num_clients - 1) if num_clients else ():
+        for cluster in range(max(head, default=-1) + 2):
+            yield (*head, cluster)
+
+
+def partition_posterior(
+    train: Sequence[ConjugateClient],
+    held: Sequence[ConjugateClient],
+    prior: Gaussian,
+    concentration: float,
+    evidence: Evidence = joint_log_evidence,
+    max_partitions: int = MAX_HYPOTHESES,
+) -> dict[tuple[int, ...], float]:
+    """The exact log-posterior over groupings: a Chinese-restaurant prior, and what clients hold out as the data.
+
+    A cluster's belief is the posterior of its members' `train` data from `prior`; its members' `held` data are its
+    evidence. Refuses when there are more than `max_partitions` groupings.
+    """
+    groupings = list(itertools.islice(partitions(len(train)), max_partitions + 1))
+    if len(groupings) > max_partitions:
+        raise ValueError(f"{len(train)} clients can be grouped in more than {max_partitions} ways: use fewer clients")
+    log_weight = {}
+    for grouping in groupings:
+        total = 0.0
+        for j, own in enumerate(grouping):  # client j sits down among those before it
+            total += math.log((grouping[:j].count(own) or concentration) / (concentration + j))
+        for cluster in set(grouping):
+            belief, members = prior, [j for j, own in enumerate(grouping) if own == cluster]
+            for j in members:
+                belief = train[j].posterior(belief)
+            total += evidence([held[j] for j in members], belief)
+        log_weight[grouping] = total
+    log_total = float(torch.tensor(list(log_weight.values()), dtype=torch.float64).logsumexp(0))
+    return {grouping: weight - log_total for grouping, weight in log_weight.items()}

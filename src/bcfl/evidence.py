@@ -72,12 +72,12 @@ def hypothesis_evidence(
 
 
 def coarsen(log_likelihood: Tensor, num_examples: Tensor, effective: float) -> Tensor:
-    """Log-likelihoods of n examples to the power 1/(1 + n/effective): they count as fewer than `effective` examples.
+    """Log-likelihoods of n examples to the power min(1, effective/n): they count as at most `effective` examples.
 
-    The coarsened posterior (Miller and Dunson, 2019). No model is exact: without it, any small difference between
-    clients would with enough examples become proof of another cluster.
+    No model is exact: with enough examples, any small difference between clients would become proof of another
+    cluster. A power that falls as 1/n is Miller and Dunson's (2019) remedy against too many clusters.
     """  # (client, model), (client,) -> (client, model)
-    return log_likelihood / (1 + num_examples / effective)[:, None]
+    return log_likelihood * (effective / num_examples).clamp(max=1)[:, None]
 
 
 def sum_error(values: Tensor, part: Tensor) -> float:

@@ -505,7 +505,7 @@ def question(grid: InProcessGrid, kind: str, ask: dict[str, Any], arrays: dict[s
 
 GOOD_FIT = {
     **{"client": 0, "round": 1, "kind": "all", "beliefs": [0], "parents": [0], "strengths": [1.0], "levels": [0.0]},
-    **{"curvature": 1, "num-steps": -1, "max-examples": -1},
+    **{"curvature": 1, "num-steps": -1, "max-examples": -1, "held-out": 0.0},
 }
 
 
@@ -520,6 +520,7 @@ GOOD_FIT = {
         ({"levels": [-1.0]}, "precision.0 is missing"),
         ({"num-steps": 10**9}, "num-steps must be a whole number from -1 to 1000000"),
         ({"curvature": 7}, "curvature must be a whole number from 0 to 1"),
+        ({"held-out": 1.0}, r"held-out must be a number in \[0, 1\)"),
     ],
 )
 def test_a_client_refuses_an_unsound_question(change: dict[str, Any], message: str) -> None:

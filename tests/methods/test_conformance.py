@@ -99,7 +99,8 @@ ORDER = [3, 0, 5, 1, 4, 2]
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
 def test_permuted_clients_give_permuted_results(name: str) -> None:
-    method = method_of(name, scoring_examples=None, selection=len(ORDER))
+    # Which examples a client holds out hangs on its index: nothing is held out without a search.
+    method = method_of(name, scoring_examples=None, selection=len(ORDER), search_rounds=0)
     clients, states = client_data(), []
     for data in (clients, [clients[j] for j in ORDER]):
         with simulator(from_arrays(data), linear, FULL_BATCH) as engine:
@@ -109,7 +110,7 @@ def test_permuted_clients_give_permuted_results(name: str) -> None:
     assert torch.allclose(permuted.log_weight, own.log_weight, atol=1e-4)
     together = co_association(own.assignment, own.log_weight)[ORDER][:, ORDER]
     assert torch.allclose(co_association(permuted.assignment, permuted.log_weight), together, atol=1e-4)
-    assert len(models_of_clients(own).unique(dim=0)) > 1 or name == "fedavg"
+    assert len(models_of_clients(own).unique(dim=0)) > 1 or name in ("fedavg", "bcfl-auto")  # which start from one
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
@@ -121,7 +122,8 @@ def test_states_are_well_formed(name: str) -> None:
         state = run(method_of(name), engine, 2)
     num_beliefs, num_clusters = len(state.models), state.num_clusters
     assert state.models.is_finite()
-    assert state.model_of.unique().tolist() == list(range(num_beliefs))  # each belief is referred to
+    referred = state.model_of[state.model_of >= 0]
+    assert referred.unique().tolist() == list(range(num_beliefs))  # each belief is referred to
     assert len(state.models.mean.unique(dim=0)) == num_beliefs  # and stored once
     assert float(state.log_weight.exp().sum()) == pytest.approx(1)
     assert state.log_weight.tolist() == sorted(state.log_weight.tolist(), reverse=True)
@@ -185,7 +187,8 @@ def test_a_latecomer_is_placed_in_its_first_round_and_leaves_no_trace_before(nam
 def assert_beliefs_kept(before: Hypotheses, after: Hypotheses, parents: Tensor) -> None:
     """Every cluster of every hypothesis believes what it believed in its parent."""
     for h in range(len(after.log_weight)):
-        own, old = after.models[after.model_of[h]], before.models[before.model_of[parents[h]]]
+        now, then = after.model_of[h], before.model_of[parents[h]]
+        own, old = after.models[now[now >= 0]], before.models[then[then >= 0]]
         # Merging (consensus) inverts the precisions twice, which may change their last digit.
         assert torch.allclose(own.mean, old.mean, rtol=1e-6, atol=1e-7)
         assert torch.allclose(own.precision, old.precision, rtol=1e-5)
@@ -222,7 +225,7 @@ def test_a_round_whose_answers_are_all_rejected_leaves_the_beliefs(name: str) ->
 # --- an empty cluster -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n for n in METHOD_NAMES if n.startswith(("bcfl", "ifca"))])
+@pytest.mark.parametrize("name", [n for n in METHOD_NAMES if n.startswith(("bcfl", "ifca")) and n != "bcfl-auto"])
 def test_an_empty_cluster_keeps_its_belief(name: str) -> None:
     method = method_of(name, temperature="none")
     with simulator(factory=linear) as engine:
@@ -363,9 +366,9 @@ def test_the_prior_holds_the_posterior_at_its_mean(name: str) -> None:
 # --- the registry -----------------------------------------------------------------------------------------------------
 
 
-def test_all_methods_of_the_paper_are_there() -> None:
-    paper = "bcfl-g bcfl-c-M bcfl-mh-M local fedavg bp-fedavg fedamp fesem wecfl fedsoft ifca"
-    assert list(METHODS) == paper.split()
+def test_all_methods_are_there() -> None:
+    names = "bcfl-g bcfl-c-M bcfl-mh-M bcfl-auto local fedavg bp-fedavg fedamp fesem wecfl fedsoft ifca"
+    assert list(METHODS) == names.split()
 
 
 def test_names_set_the_options() -> None:

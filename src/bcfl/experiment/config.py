@@ -295,7 +295,7 @@ def _check_ranges(config: Config) -> None:
         "data.drift_share": (data.drift_round is None or 0 < data.drift_share <= 1, "in (0, 1]"),
     }
     at_least = {"num_clusters": 1, "evidence_points": 1, "scoring_examples": 1, "selection": 1, "warm_up_rounds": 0}
-    at_least |= {"prior_precision": 0, "proximal": 0}
+    at_least |= {"prior_precision": 0, "proximal": 0, "max_stories": 1, "caution": 0, "search_rounds": 0}
     for name in at_least.keys() & config.method.keys():
         value = config.method[name]
         rules[f"method.{name}"] = (value is None or value >= at_least[name], f"≥ {at_least[name]}")
@@ -313,9 +313,12 @@ def _check_ranges(config: Config) -> None:
             and config.method["stay"] is None,  # memory needs how likely every cluster is, not only the likely ones
             "0 (off), or in (0, 1) with evidence_points = 1 and without cluster_size or stay",
         )
+    if "held_out" in config.method:
+        rules["method.held_out"] = (0 < config.method["held_out"] < 1, "in (0, 1)")
     if "give_up_weight" in config.method:
         rules["method.give_up_weight"] = (0 < config.method["give_up_weight"] <= 1, "in (0, 1]")
-    for name in {"sigma", "alpha", "smoothing", "temperature"} & config.method.keys():
+    above_zero = {"sigma", "alpha", "smoothing", "temperature", "concentration", "effective_examples"}
+    for name in above_zero & config.method.keys():
         value = config.method[name]
         rules[f"method.{name}"] = (value is None or isinstance(value, str) or value > 0, "> 0")
     if config.method.get("evidence_kind") == "sigma" and config.method["evidence_points"] > 1:

@@ -59,7 +59,8 @@ class Result:
     @property
     def models(self) -> list[nn.Module]:
         """The clusters' models in the best hypothesis, ready to use."""
-        return [module_of(self.factory, self.state.models.mean[int(belief)]) for belief in self.state.model_of[0]]
+        beliefs = [belief for belief in self.state.model_of[0].tolist() if belief >= 0]
+        return [module_of(self.factory, self.state.models.mean[belief]) for belief in beliefs]
 
     def predictor(self, client: int) -> nn.Module:
         """The model that serves a client, in evaluation mode."""

@@ -260,7 +260,7 @@ def _association_record(state: Hypotheses, before: Tensor, group: Tensor | None)
     num_clusters = max(state.num_clusters, int(max(now.max(), before.max())) + 1)
     same_numbers = align(torch.stack([before, now]), num_clusters)
     return {
-        "num_hypotheses": len(state.log_weight),
+        "num_hypotheses": int(state.log_weight.isfinite().sum()),  # without what is only proposed
         "num_beliefs": len(state.models),
         "changes": int((same_numbers[0] != same_numbers[1]).sum()),
         "ari": None if group is None else agreement(now, group),
@@ -268,12 +268,13 @@ def _association_record(state: Hypotheses, before: Tensor, group: Tensor | None)
 
 
 def _info_record(index: int, info: RoundInfo) -> dict[str, Any]:
-    return {
+    record: dict[str, Any] = {
         "round": index,
         "parent": info.parent.tolist(),
         "log_weight": info.log_weight.tolist(),
         "assignment": info.assignment.tolist(),
     }
+    return record if info.events is None else {**record, "events": list(info.events)}
 
 
 def _last_info(folder: RunFolder) -> RoundInfo | None:
@@ -285,6 +286,7 @@ def _last_info(folder: RunFolder) -> RoundInfo | None:
         torch.tensor(last["parent"]),
         torch.tensor(last["assignment"]),
         torch.tensor(last["log_weight"], dtype=torch.float64),
+        tuple(last["events"]) if "events" in last else None,
     )
 
 

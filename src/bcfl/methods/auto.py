@@ -45,7 +45,7 @@ class AutoBCFL:
 
     concentration: float = 0.1  # α of the Chinese-restaurant prior: small favours few clusters
     held_out: float = 0.2  # the share of each client's examples that decides about clusters
-    effective_examples: float = 60.0  # a client's held-out examples count as at most so many
+    effective_examples: float = 32.0  # a client's held-out examples count as at most so many
     caution: float = 2.0  # standard errors by which a birth or a joining must win
     search_rounds: int | None = 30  # then the clusters stay, and clients train on all of their examples
     max_stories: int = 2
@@ -72,20 +72,21 @@ class AutoBCFL:
         kept = self._associate(state, clients, held_out)
         trial = split(kept, state.sketch, clients) if rounds_left > 0 else None
         told = kept if trial is None else _stack([kept, trial])
-        groups = distinct_groups(told.model_of, Branches(torch.arange(len(told)), *_who(told)), clients.present)
-        pulls = Pulls(state, told, clients)
-        models = train_groups(state, groups, clients, self.fusion, self.forgetting, held_out, pulls.add)
-        num_told = len(told) if trial is None or pulls.reached(trial) else len(kept)
-        model_of = groups.model_of[:num_told]
-        num_beliefs = int(model_of.max()) + 1  # the halves of a trial come last
-        unscored = torch.full((num_told - len(kept),), -math.inf, dtype=torch.float64)
+        branches = Branches(torch.arange(len(told)), told.assignment, told.log_weight)
+        groups = distinct_groups(told.model_of, branches, clients.present)
+        pulls = Pulls(state, kept, clients)
+        folds = train_groups(state, groups, clients, self.fusion, self.forgetting, held_out, pulls.add)
+        num_beliefs = int(groups.model_of[: len(kept)].max()) + 1  # the halves of a trial come last
+        complete = bool(folds.trained[num_beliefs:].all())  # half a trial is none
+        rows, beliefs = (slice(None), slice(None)) if complete else (slice(len(kept)), slice(num_beliefs))
+        unscored = kept.log_weight.new_full((len(told) - len(kept),), -math.inf)
         new = Hypotheses(
-            models=models[:num_beliefs],
-            model_of=model_of,
-            log_weight=torch.cat([kept.log_weight, unscored]),
-            assignment=told.assignment[:num_told],
-            parent_of=groups.belief[:num_beliefs],
-            family=torch.zeros(num_told, dtype=torch.int64),
+            models=folds.results()[beliefs],
+            model_of=groups.model_of[rows],
+            log_weight=torch.cat([kept.log_weight, unscored])[rows],
+            assignment=told.assignment[rows],
+            parent_of=groups.belief[beliefs],
+            family=torch.zeros(len(told), dtype=torch.int64)[rows],
             sketch=pulls.sketch,
         )
         return new, RoundInfo(kept.parent, kept.assignment, kept.log_weight, tuple(_events(state, kept)))
@@ -95,20 +96,22 @@ class AutoBCFL:
         scores = clients.score(state.models.mean, self.scoring_examples, held_out=held_out)
         num_scored = num_held_out(clients.num_examples, held_out).clamp(min=1) if held_out else clients.num_examples
         evidence = coarsen(scores, num_scored, self.effective_examples)[clients.present]  # (client, belief)
-        found: list[Stories] = []
-        for h in range(len(state.log_weight)):
-            if state.log_weight[h] > -math.inf:
-                found += self._continued(_View(state, h, evidence, clients.present), searching=held_out > 0)
-            else:
-                found += self._born(*(_View(state, i, evidence, clients.present) for i in (0, h)))
+        views = [_View(state, h, evidence, clients.present) for h in range(len(state.log_weight))]
+        past, trials = ([v for v in views if (v.log_weight > -math.inf) == scored] for scored in (True, False))
+        found = [view.story(view.own, self._carried(view) + self._posterior(view, view.own)) for view in past]
+        others = [story for view in past for story in self._changed(view, searching=held_out > 0)]
+        others += [story for trial in trials for story in self._born(past[0], trial)]
+        # A grouping that several stories come to is told by the one that was there before: its models are made for it.
+        found += sorted(others, key=lambda story: -float(story.log_weight))
         return _heaviest(found, self.max_stories, self.min_weight)
 
-    def _continued(self, view: "_View", searching: bool) -> Iterator[Stories]:
-        """The hypothesis as it is, with the likeliest moves of clients, and without each one of its clusters."""
+    def _changed(self, view: "_View", searching: bool) -> Iterator[Stories]:
+        """The hypothesis with the likeliest moves of clients, and without each one of its clusters."""
         seated = view.value + log_seat(view.own, view.value.shape[1], self.concentration)
         best = branch(torch.zeros(1), -seated[None], self.max_stories).assignment
-        for own in (view.own, *best):
-            yield view.story(own, self._weight(view, view, own))
+        carried = self._carried(view)
+        for own in best:
+            yield view.story(own, carried + self._posterior(view, own))
         for cluster in best[0].unique() if searching else ():
             elsewhere = seated.index_fill(1, cluster, -math.inf)
             if elsewhere.isfinite().any():
@@ -116,7 +119,7 @@ class AutoBCFL:
                 own = torch.where(leaving, elsewhere.argmax(1), best[0])
                 change = view.of(own) - view.of(best[0])
                 doubt = self.caution * sum_error(change[leaving], own[leaving])
-                yield view.story(own, self._weight(view, view, own) - doubt)
+                yield view.story(own, carried + self._posterior(view, own) - doubt)
 
     def _born(self, before: "_View", trial: "_View") -> Iterator[Stories]:
         """The trial, judged with the halves as they were proposed: a choice after the scores would flatter it."""
@@ -125,12 +128,15 @@ class AutoBCFL:
         if len(halves.unique()) == 2:
             change = trial.of(trial.own) - before.of(before.own)
             doubt = self.caution * sum_error(change[changed], halves)
-            yield trial.story(trial.own, self._weight(before, trial, trial.own) - doubt, parent=0)
+            weight = self._carried(before) + self._posterior(trial, trial.own) - doubt
+            yield trial.story(trial.own, weight, parent=0)
 
-    def _weight(self, before: "_View", now: "_View", own: Tensor) -> float:
-        """The log-weight of a story: its parent's, smoothed over rounds, and what it gains on it now."""
-        as_it_is = self._posterior(before, before.own)
-        return MEMORY * (before.log_weight - as_it_is) + self._posterior(now, own)
+    def _carried(self, view: "_View") -> float:
+        """What a hypothesis' past adds to the log-weight of its continuations: weights are smoothed over rounds.
+
+        One that stays as it is weighs MEMORY times what it weighed and 1 − MEMORY times its posterior now.
+        """
+        return MEMORY * (view.log_weight - self._posterior(view, view.own))
 
     def _posterior(self, view: "_View", own: Tensor) -> float:
         """log p(grouping, data) of the present clients, up to a constant."""
@@ -175,16 +181,12 @@ def _stack(stories: list[Stories]) -> Stories:
     )
 
 
-def _who(stories: Stories) -> tuple[Tensor, Tensor]:
-    return stories.assignment, stories.log_weight
-
-
 def _heaviest(found: list[Stories], max_stories: int, min_weight: float) -> Stories:
-    """The heaviest stories, each partition once, without those under `min_weight`; the best one always."""
+    """The heaviest stories, without those under `min_weight`; of those that group alike only the first."""
     distinct: dict[tuple[int, ...], Stories] = {}
-    for one in sorted(found, key=lambda one: -float(one.log_weight)):
+    for one in found:
         distinct.setdefault(canonical(one.assignment[0]), one)
-    kept = list(distinct.values())[:max_stories]
+    kept = sorted(distinct.values(), key=lambda one: -float(one.log_weight))[:max_stories]
     share = normalise(torch.cat([one.log_weight for one in kept])).exp()
     kept = [one for i, one in enumerate(kept) if i == 0 or share[i] >= min_weight]
     stories = _stack(kept)
@@ -233,21 +235,12 @@ class Pulls:
         self._own = stories.model_of[0][stories.assignment[0]]  # (client,) -> belief, in the best story
         draws = generator(clients.seed, "sketch")
         self._sign = torch.randint(0, 2, (self._size,), generator=draws, dtype=torch.int8).mul_(2).sub_(1)
-        self._reached: set[int] = set()
 
     def add(self, belief: int, client: int, posterior: Gaussian) -> None:
         if belief == self._own[client]:
             update = (posterior.mean[: self._size] - self._means[belief, : self._size]).mul_(self._sign)
             sketch = F.pad(update, (0, -self._size % SKETCH)).view(-1, SKETCH).sum(0)
             self.sketch[client] = MEMORY * self.sketch[client] + F.normalize(sketch, dim=0)
-            self._reached.add(client)
-
-    def reached(self, trial: Stories) -> bool:
-        """Whether both halves of the trial were trained."""
-        counts = torch.bincount(trial.assignment[0, sorted(self._reached)].clamp(min=0))
-        beliefs = trial.model_of[0]
-        twins = [k for k, b in enumerate(beliefs.tolist()) if b >= 0 and int((beliefs == b).sum()) > 1]
-        return all(k < len(counts) and counts[k] > 0 for k in twins)
 
 
 def _events(state: Hypotheses, kept: Stories) -> Iterator[dict[str, Any]]:

@@ -81,7 +81,7 @@ class BCFL:
             return self._greedy_round(state, clients)
         kept, memory = self._associate(state, clients)
         groups = distinct_groups(state.model_of, kept, clients.present)
-        models = train_groups(state, groups, clients, self.fusion, self.forgetting)
+        models = train_groups(state, groups, clients, self.fusion, self.forgetting).results()
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
         if self.strategy == "consensus":  # all of one parent, so that they remember the same
             memory = {name: values[:1] if name == "membership" else values for name, values in memory.items()}

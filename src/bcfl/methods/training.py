@@ -65,6 +65,11 @@ class FusionStack:
         if posterior is not None:
             self._folds[group].add(posterior, weight)
 
+    @property
+    def trained(self) -> Tensor:
+        """Which groups have had a posterior."""  # (group,) bool
+        return torch.tensor([fold.count > 0 for fold in self._folds])
+
     def results(self) -> Gaussian:
         for group, fold in enumerate(self._folds):
             if fold.count:
@@ -92,8 +97,8 @@ def train_groups(
     forgetting: float,
     held_out: float = 0.0,
     watch: Callable[[int, int, Gaussian], None] = lambda belief, client, posterior: None,
-) -> Gaussian:
-    """One new belief per group, fused from the local posteriors of its clients as they arrive; `watch` sees each."""
+) -> FusionStack:
+    """One fusion per group, of the local posteriors of its clients as they arrive; `watch` sees each of them."""
     folds = belief_folds(state.models, groups.belief, clients, rule, forgetting)
     jobs = Jobs(
         belief=groups.job_belief,
@@ -108,7 +113,7 @@ def train_groups(
             watch(int(groups.job_belief[job]), int(groups.job_client[job]), posterior)
         for group in groups.users_of_job[job]:
             folds.add(group, posterior)
-    return folds.results()  # (group, vector)
+    return folds
 
 
 def unit(mean: Tensor) -> Gaussian:
