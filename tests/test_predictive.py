@@ -127,7 +127,8 @@ def test_an_evaluated_mixture_is_that_of_its_probabilities() -> None:
     examples, model = examples_of(x, y), FlatModel(build(network, 0))
     vectors = torch.stack([FlatModel(build(network, seed)).vector for seed in (0, 1)])
     share = torch.tensor([0.25, 0.75], dtype=torch.float64)
-    found = local.evaluate(model, vectors, share.log(), examples, NUM_CLASSES)
+    log_p = local.log_mixture(local.log_probabilities(model, vectors, examples, torch.arange(70)), share.log())
+    found = local.evaluate(log_p, y, NUM_CLASSES)
     p = torch.zeros(70, NUM_CLASSES)
     with torch.no_grad():
         for w, vector in zip(share.tolist(), vectors, strict=True):

@@ -39,12 +39,14 @@ def newcomer_posterior(score: Tensor, model_of: Tensor, log_weight: Tensor, log_
     `score` (..., belief) is its tempered log-likelihood under each belief, `model_of` (hypothesis, cluster) -> belief.
     """  # (..., hypothesis, cluster)
     joint = log_weight.double()[:, None] + log_prior + score.double()[..., model_of]
+    joint = joint.masked_fill(model_of < 0, -math.inf)  # a hypothesis may have fewer clusters than others
     return joint.flatten(-2).softmax(-1).view_as(joint)
 
 
 def belief_shares(joint: Tensor, model_of: Tensor, num_beliefs: int) -> Tensor:
     """The weight of each belief in a client's predictive mixture: hypotheses that share one add up."""  # (belief,)
-    return torch.zeros(num_beliefs, dtype=torch.float64).index_add(0, model_of.flatten(), joint.flatten())
+    there = model_of >= 0
+    return torch.zeros(num_beliefs, dtype=torch.float64).index_add(0, model_of[there], joint[there])
 
 
 def client_joint(assignment: Tensor, log_weight: Tensor, num_clusters: int, client: int) -> Tensor:

@@ -263,13 +263,13 @@ def test_by_default_as_many_runs_at_once_as_keep_the_cores_busy(
     used: list[tuple[int | None, int]] = []
 
     @contextlib.contextmanager
-    def helpers(runs: Sequence[Planned], num_workers: int | None, count: int) -> Any:
-        used.append((num_workers, count + 1))
+    def helpers(runs: Sequence[Planned], how: dict[str, Any], count: int) -> Any:
+        used.append((how["num_workers"], count + 1))
         yield
 
     monkeypatch.setattr(module.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(module, "_helpers", helpers)
-    monkeypatch.setattr(module, "_work_off", lambda runs, num_workers, view, jobs: None)
+    monkeypatch.setattr(module, "_work_off", lambda runs, how, view, jobs: None)
     with pytest.raises(ValueError, match="is not a run folder"):  # nothing was run
         sweep(plan(configs(), tmp_path), None)
     assert used == [(workers, jobs)]

@@ -173,9 +173,9 @@ def test_a_latecomer_is_placed_in_its_first_round_and_leaves_no_trace_before(nam
         with simulator(from_arrays(clients), participation=Participation(joins=((5, 3),))) as engine:
             method = method_of(name)
             before = run(method, engine, 2)
-            assert [one is None for one in engine.evaluate(*before.points())] == [False] * 5 + [True]
+            assert [one is None for one in engine.evaluate(*before.points(), 2)] == [False] * 5 + [True]
             after = advance(method, engine, before, range(3, 4))
-            assert all(one is not None for one in engine.evaluate(*after.points()))
+            assert all(one is not None for one in engine.evaluate(*after.points(), 3))
         states.append((before, after))
     (before, after), (other_before, other_after) = states
     assert torch.equal(before.models.mean, other_before.models.mean)

@@ -160,7 +160,9 @@ def mixtures(state: Hypotheses, info: RoundInfo | None) -> tuple[Tensor, list[Mi
 def client_mixture(state: Hypotheses, info: RoundInfo | None, client: int) -> Mixture:
     """The share of each belief in what serves a client: by the hypotheses, before they were merged, if they were."""
     stories = state if info is None else info
-    model_of = state.model_of.expand(len(stories.log_weight), -1)  # merged: the one belief of each cluster serves all
+    # Merged: the one belief of each cluster serves all stories. A state may also hold trials that no story is yet.
+    model_of = state.model_of.expand(len(stories.log_weight), -1) if len(state.model_of) == 1 else state.model_of
+    model_of = model_of[: len(stories.log_weight)]
     joint = client_joint(stories.assignment, stories.log_weight, state.num_clusters, client)
     return _mixture(belief_shares(joint, model_of, len(state.models)))
 
