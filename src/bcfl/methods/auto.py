@@ -45,7 +45,7 @@ class AutoBCFL:
 
     concentration: float = 0.1  # α of the Chinese-restaurant prior: small favours few clusters
     held_out: float = 0.2  # the share of each client's examples that decides about clusters
-    effective_examples: float = 32.0  # a client's held-out examples count as at most so many
+    effective_examples: float = 24.0  # a client's held-out examples count as at most so many
     caution: float = 2.0  # standard errors by which a birth or a joining must win
     search_rounds: int | None = 30  # then the clusters stay, and clients train on all of their examples
     max_stories: int = 2
@@ -107,7 +107,7 @@ class AutoBCFL:
 
     def _changed(self, view: "_View", searching: bool) -> Iterator[Stories]:
         """The hypothesis with the likeliest moves of clients, and without each one of its clusters."""
-        seated = view.value + log_seat(view.own, view.value.shape[1], self.concentration)
+        seated = self._seated(view)
         best = branch(torch.zeros(1), -seated[None], self.max_stories).assignment
         carried = self._carried(view)
         for own in best:
@@ -122,14 +122,24 @@ class AutoBCFL:
                 yield view.story(own, carried + self._posterior(view, own) - doubt)
 
     def _born(self, before: "_View", trial: "_View") -> Iterator[Stories]:
-        """The trial, judged with the halves as they were proposed: a choice after the scores would flatter it."""
+        """The trial, judged with the halves as they were proposed: a choice after the scores would flatter it.
+
+        Where it beats what was there, it is also told with every client in its best cluster, as what was there is.
+        """
         changed = trial.belief_of(trial.own) != before.belief_of(before.own)
         halves = trial.own[changed]
         if len(halves.unique()) == 2:
             change = trial.of(trial.own) - before.of(before.own)
             doubt = self.caution * sum_error(change[changed], halves)
-            weight = self._carried(before) + self._posterior(trial, trial.own) - doubt
-            yield trial.story(trial.own, weight, parent=0)
+            proposed, carried = self._posterior(trial, trial.own) - doubt, self._carried(before)
+            yield trial.story(trial.own, carried + proposed, parent=0)
+            if proposed > self._posterior(before, before.own):
+                moved = self._seated(trial).argmax(1)
+                yield trial.story(moved, carried + self._posterior(trial, moved) - doubt, parent=0)
+
+    def _seated(self, view: "_View") -> Tensor:
+        """What each client makes of each cluster, by its data and by who else is there."""  # (client, cluster)
+        return view.value + log_seat(view.own, view.value.shape[1], self.concentration)
 
     def _carried(self, view: "_View") -> float:
         """What a hypothesis' past adds to the log-weight of its continuations: weights are smoothed over rounds.
