@@ -29,7 +29,9 @@ def memory(net: Workload, clients: tuple[int, int] = (10, 80)) -> list[Row]:
     """The peak of a BCFL-MH-6 round beyond the beliefs before it, in beliefs: two vectors, mean and precision."""
     held, allowed, beside = [], [], []
     for num_clients in clients:
-        peak, (num_after, belief) = peak_bytes(partial(_round, replace(net, num_clients=num_clients)), _size)
+        # As many trainings for both: how many posteriors meet in memory is also a matter of chance.
+        operation = partial(_rounds, replace(net, num_clients=num_clients), max(clients) // num_clients)
+        peak, (num_after, belief) = peak_bytes(operation, _size)
         held.append(peak / belief)
         allowed.append(num_after + PER_WORKER * NUM_WORKERS)
         beside.append(peak / belief - num_after)
@@ -46,11 +48,17 @@ def memory(net: Workload, clients: tuple[int, int] = (10, 80)) -> list[Row]:
     ]
 
 
-def _round(net: Workload) -> Callable[[], Hypotheses]:
+def _rounds(net: Workload, times: int) -> Callable[[], Hypotheses]:
     simulator = net.simulator(NUM_WORKERS)
     method = BCFL(net.num_groups, "multi", 6, initial="same", scoring_examples=net.num_examples)
     state = method.init(simulator.begin(0))
-    return lambda: method.round(state, simulator.begin(1))[0]
+
+    def play() -> Hypotheses:
+        for _ in range(times - 1):
+            method.round(state, simulator.begin(1))
+        return method.round(state, simulator.begin(1))[0]
+
+    return play
 
 
 def _size(state: Hypotheses) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from measure import Row, best_seconds, row
-from workloads import NETS, TINY, BareLoop, Workload, round_of
+from workloads import NETS, TINY, BareLoop, Workload, round_of, with_known_groups
 
 from bcfl.engines.simulator import Simulator
 from bcfl.federation import Hypotheses
@@ -42,20 +42,24 @@ def engine(net: Workload, target: float, repeats: int) -> list[Row]:
 def methods(net: Workload, num_rounds: int = 3, scoring: int = 320, repeats: int = 3) -> list[Row]:
     """BCFL beside FedAvg, consensus and multi-hypothesis beside greedy, once beliefs tell the groups apart."""
     with net.simulator(NUM_WORKERS) as simulator:
-        greedy, state = round_of(_bcfl(net, "greedy", scoring), simulator, num_rounds)
+        group = net.data().group
+        greedy = _bcfl(net, "greedy", scoring)
+        state = with_known_groups(greedy, simulator, group, num_rounds)
+        found, _ = greedy.round(state, simulator.begin(num_rounds + 1))
+        at_home = int((found.assignment[0] == group).sum())
 
         def from_there(method: BCFL) -> Callable[[], object]:
             return lambda: method.round(state, simulator.begin(num_rounds + 1))
 
         operations = (
             round_of(FedAvg(), simulator)[0],
-            greedy,
+            from_there(greedy),
             from_there(_bcfl(net, "greedy", scoring, racing=0.01)),
             from_there(_bcfl(net, "consensus", scoring)),
         )
         average, full, raced, merged = best_seconds(*operations, repeats=repeats)
         per_job = _per_job(net, simulator, state, num_rounds + 1, repeats)
-    setting = f"{net.name}, {net.num_clients} clients, K = {net.num_groups}, {scoring} scoring examples a client"
+    setting = f"{net.name}, {at_home} of {net.num_clients} clients at home, {scoring} scoring examples each"
     return [
         row("BCFL-G round", full / average, 1.9, "FedAvg rounds", f"{full:.2f} s against {average:.2f} s; {setting}"),
         row("BCFL-G round, racing = 0.01", raced / average, 1.35, "FedAvg rounds", f"{raced:.2f} s"),

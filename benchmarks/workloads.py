@@ -9,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bcfl.association import Branches
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Simulator
 from bcfl.federation import Hypotheses, Method
 from bcfl.local import Training, batches
+from bcfl.methods.bcfl import BCFL
+from bcfl.methods.training import distinct_groups, single_story, train_groups
 from bcfl.models import ModelFactory, amazon_mlp, build, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
 from bcfl.randomness import generator
 
@@ -30,7 +33,7 @@ class Workload:
     num_groups: int = 4
     num_examples: int = 320  # of every client
     num_classes: int = 10
-    training: Training = field(default_factory=Training)
+    training: Training = field(default_factory=lambda: Training(learning_rate=0.005))  # the paper's
 
     def data(self) -> FederatedData:
         """Clients whose groups call the same kinds of input by different labels: trained beliefs tell them apart.
@@ -69,6 +72,22 @@ def round_of(method: Method, engine: Simulator, num_rounds: int = 1) -> tuple[Ca
     return lambda: method.round(state, engine.begin(num_rounds + 1)), state
 
 
+def with_known_groups(method: BCFL, engine: Simulator, group: Tensor, num_rounds: int) -> Hypotheses:
+    """The state after so many rounds in which every client trained its own group's belief.
+
+    Left to itself a random start may well put all clients into one cluster: what a round costs once the groups are
+    apart must not hang on that.
+    """
+    state = method.init(engine.begin(0))
+    truth = Branches(torch.zeros(1, dtype=torch.int64), group[None], torch.zeros(1, dtype=torch.float64))
+    for index in range(1, num_rounds + 1):
+        clients = engine.begin(index)
+        groups = distinct_groups(state.model_of, truth, clients.present)
+        folds = train_groups(state, groups, clients, method.fusion, method.forgetting)
+        state = single_story(folds.results(), group)
+    return state
+
+
 class BareLoop:
     """The training steps of a FedAvg round in plain torch, as one would write them for speed and nothing else.
 
@@ -91,7 +110,9 @@ class BareLoop:
 
     def _start_worker(self) -> None:
         torch.set_num_threads(1)
-        self._own.module = self._module()
+        self._own.module, training = self._module(), self._workload.training
+        parameters = self._own.module.parameters()
+        self._own.optimiser = torch.optim.SGD(parameters, training.learning_rate, training.momentum, fused=True)
 
     def __call__(self) -> None:
         for _ in self._workers.map(self._train, range(self._workload.num_clients)):
@@ -102,7 +123,8 @@ class BareLoop:
         with torch.no_grad():
             for parameter, start in zip(module.parameters(), self._start, strict=True):
                 parameter.copy_(start)
-        optimiser = torch.optim.SGD(module.parameters(), training.learning_rate, training.momentum, fused=True)
+        optimiser = self._own.optimiser
+        optimiser.state.clear()  # a client starts at rest; a new optimiser for each would take longer
         stream = generator(SEED, "fit", 1, client)  # as the engine draws in its first round
         for rows in batches(len(held), training.batch_size, training.local_steps, stream):
             x, y = self._batch(held[rows])
