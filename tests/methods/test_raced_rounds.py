@@ -45,7 +45,7 @@ def associated(name: str, engine: Simulator, state: Hypotheses, index: int, raci
     """What the method keeps in that round, and how many pairs it scored and spared; BCFL-G's clients race alone."""
     if name != "bcfl-g":
         clients = engine.begin(index)
-        kept = make_method(name, {"racing": racing})._associate(state, clients)
+        kept, _ = make_method(name, {"racing": racing})._associate(state, clients)
         return kept, clients.work.scored_examples, clients.work.spared_examples or 0
     model, share = FlatModel(engine.factory()), racing / NUM_CLIENTS
     choices = [client.best(model, state.models.mean, index, NUM_SCORED, share) for client in engine.clients]
