@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import bcfl
 from bcfl.cli import main
+from bcfl.experiment.config import load_config
 from bcfl.experiment.evaluation import evaluate
 from bcfl.experiment.prediction import Spread, mixtures, module_of
 from bcfl.experiment.run import load_result, start
@@ -279,3 +280,11 @@ def test_without_validation_data_nothing_is_chosen(tmp_path: Path) -> None:
     run = start(small_config("experiment.rounds=1"), None, num_workers=1)
     with pytest.raises(ValueError, match=r"data.validation is 0"):
         evaluate(run, Spread("last_layer"), choose=True)
+
+
+def test_after_drift_the_data_of_the_end_are_predicted() -> None:
+    drift = ["data.drift_round=2", "experiment.rounds=3", "method.name=bcfl-g-w", "data.partition=feature(4,2)"]
+    run = start(load_config(None, drift), None, num_workers=1)
+    found = evaluate(run, Spread())["point"]
+    assert found["accuracy"] == pytest.approx(run.history[-1]["accuracy"])
+    assert found["nll"] == pytest.approx(run.history[-1]["nll"], rel=1e-5)

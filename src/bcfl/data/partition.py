@@ -68,6 +68,12 @@ class FederatedData:
         return self.group[self.drift.source]
 
     @property
+    def test_of_at_the_end(self) -> tuple[Tensor, ...]:
+        """The test examples that every client holds once all changes are done."""  # [client] -> rows of x_test
+        sources = range(self.num_clients) if self.drift is None else self.drift.source.tolist()
+        return tuple(self.test_of[source] for source in sources)
+
+    @property
     def num_examples(self) -> Tensor:
         """The number of training examples of every client, (client,)."""
         return torch.tensor([len(held) for held in self.train_of])

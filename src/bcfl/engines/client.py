@@ -90,7 +90,7 @@ class LocalClient:
 
     def num_scored(self, max_examples: int | None, held_out: float = 0.0) -> int:
         """How many examples a score uses."""
-        num_examples = len(self.scored(held_out))
+        num_examples = self._num_held_out(held_out) or len(self.train)
         return min(num_examples, max_examples or num_examples)
 
     def score(
@@ -158,9 +158,12 @@ class LocalClient:
         """The examples that scores are taken on: all, or those that are held out from training."""
         return self._part(held_out, held=True)
 
+    def _num_held_out(self, held_out: float) -> int:
+        return int(num_held_out(torch.tensor(len(self.train), dtype=torch.float64), held_out))
+
     def _part(self, held_out: float, held: bool) -> Examples:
         """The examples held out, or those left for training; who is which is the same in every round and engine."""
-        count = int(num_held_out(torch.tensor(len(self.train), dtype=torch.float64), held_out))
+        count = self._num_held_out(held_out)
         if not count:  # nothing is held out, or of a single example nothing can be
             return self.train
         order = torch.randperm(len(self.train), generator=generator(self.seed, "held out", self.index))

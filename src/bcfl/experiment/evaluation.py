@@ -10,7 +10,7 @@ from torch import Tensor
 from bcfl import local
 from bcfl.data.partition import FederatedData
 from bcfl.experiment.config import Config
-from bcfl.experiment.prediction import Predictor, Spread, quality
+from bcfl.experiment.prediction import Spread, predictor_of, quality
 from bcfl.experiment.problem import load_data
 from bcfl.experiment.result import Result
 from bcfl.gaussian import flat
@@ -33,7 +33,8 @@ def evaluate(result: Result, spread: Spread, *, choose: bool = False) -> dict[st
                              "(data.validation is 0): give a number")  # fmt: skip
         held_back = load_data(config)
         nll = {
-            p: _mixture_nll(result, held_back, dataclasses.replace(spread, prior_precision=p)) for p in PRIOR_PRECISIONS
+            p: quality(*_predictions(result, held_back, dataclasses.replace(spread, prior_precision=p)))["nll"]
+            for p in PRIOR_PRECISIONS
         }
         spread = dataclasses.replace(spread, prior_precision=min(nll, key=lambda p: nll[p]))
     data = load_data(_on_test_data(config))
@@ -52,28 +53,21 @@ def _on_test_data(config: Config) -> Config:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, validation=0.0))
 
 
-def _mixture_nll(result: Result, data: FederatedData, spread: Spread) -> float:
-    log_p, y = _predictions(result, data, spread)
-    return -float(log_p.double().gather(1, y[:, None]).mean())
-
-
 def _predictions(result: Result, data: FederatedData, spread: Spread | None) -> tuple[Tensor, Tensor]:
     """log p(class | x) and the label of every client's test examples: by its mixture, or (None) by its best model."""
-    if len(data.test_of) != len(result.assignment):
-        raise ValueError(f"the data have {len(data.test_of)} clients, the run had {len(result.assignment)}")
+    test_of = (
+        data.test_of_at_the_end
+    )  # where clients change their data: the run's last models are for what they hold now
+    if len(test_of) != len(result.assignment):
+        raise ValueError(f"the data have {len(test_of)} clients, the run had {len(result.assignment)}")
     took_part = result.assignment >= 0
-    tested = [(client, own) for client, own in enumerate(data.test_of) if len(own) and took_part[client]]
+    tested = [(client, own) for client, own in enumerate(test_of) if len(own) and took_part[client]]
     if not tested:
         raise ValueError("no client of this run has test data")
     pool, images = local.pool(data.x_test)
-    models, model_of_client = result.state.predictors()
-    log_p = []
+    models, points = result.state.points()
+    certain, log_p = flat(models), []
     for client, own in tested:
-        best = models[int(model_of_client[client])][None]
-        predictor = (
-            Predictor(result.factory, flat(best), torch.ones(1, dtype=torch.float64))
-            if spread is None
-            else result.mixture(client)
-        )
+        predictor = predictor_of(result.factory, certain, points[client]) if spread is None else result.mixture(client)
         log_p.append(predictor.log_probability(Examples(pool, data.y_test, own, images), spread or Spread()))
     return torch.cat(log_p), torch.cat([data.y_test[own] for _, own in tested])  # (example, class), (example,)
