@@ -55,9 +55,8 @@ def _on_test_data(config: Config) -> Config:
 
 def _predictions(result: Result, data: FederatedData, spread: Spread | None) -> tuple[Tensor, Tensor]:
     """log p(class | x) and the label of every client's test examples: by its mixture, or (None) by its best model."""
-    test_of = (
-        data.test_of_at_the_end
-    )  # where clients change their data: the run's last models are for what they hold now
+    # The run's last models are for what clients hold at its end, which is not what they began with if it drifted.
+    test_of = data.test_of_at_the_end
     if len(test_of) != len(result.assignment):
         raise ValueError(f"the data have {len(test_of)} clients, the run had {len(result.assignment)}")
     took_part = result.assignment >= 0
