@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "partitions": set(),
     "conceptual": {"association", "gaussian"},
     "federation": {"gaussian"},
-    "models": {"randomness"},
+    "inference": set(),
+    "models": {"inference", "randomness"},
     "local": {"gaussian", "models"},
     "data": {"randomness"},
     "methods": CONTRACT,  # never engines, data, local, models or experiment: they meet in federation

@@ -173,12 +173,12 @@ def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, genera
 
 def log_likelihoods(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
     """log p(y|x) of each chosen example under each model, in evaluation mode."""  # (model, example)
-    model.module.eval()
     values = torch.empty(len(vectors), len(rows))
     with torch.inference_mode():
         for i, vector in enumerate(vectors):
             model.load(vector)
-            parts = [-F.cross_entropy(model.module(x), y, reduction="none") for x, y in examples.chunks(rows)]
+            scores = model.predictor()
+            parts = [-F.cross_entropy(scores(x), y, reduction="none") for x, y in examples.chunks(rows)]
             torch.cat(parts, out=values[i])
     return floored(values)
 
@@ -232,12 +232,12 @@ def evaluate(log_p: Tensor, y: Tensor, num_classes: int) -> Evaluation:
 
 def log_probabilities(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
     """log p(class|x) of the chosen examples under each model, in evaluation mode."""  # (model, example, class)
-    model.module.eval()
     values = []
     with torch.inference_mode():
         for vector in vectors:
             model.load(vector)
-            values.append(torch.cat([floored(model.module(x).log_softmax(1)) for x, _ in examples.chunks(rows)]))
+            scores = model.predictor()
+            values.append(torch.cat([floored(scores(x).log_softmax(1)) for x, _ in examples.chunks(rows)]))
     return torch.stack(values)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from bcfl.inference import convolutions_of
 from bcfl.randomness import stream_seed
 
 ModelFactory = Callable[[], nn.Module]
@@ -53,12 +54,21 @@ class FlatModel:
             parameter.grad = view
         self._pieces = list(_pieces(parameters, self.gradient))
         self.dropouts = _seed_dropout(module)
+        self._convolutions = convolutions_of(module)
 
     def load(self, vector: Tensor) -> None:
         """Take over parameters and statistics; integer buffers (BatchNorm's batch counter) start afresh."""
         self.vector.copy_(vector[: len(self.vector)])
         for buffer, initial in self._counters:
             buffer.copy_(initial)
+
+    def predictor(self) -> Callable[[Tensor], Tensor]:
+        """Class scores as a function of inputs, in evaluation mode and with the vector that is loaded now.
+
+        Not for gradients: see `bcfl.inference`.
+        """
+        self.module.eval()
+        return self.module if self._convolutions is None else self._convolutions.loaded()
 
     def gradients(self, loss: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The gradient of the loss, piece by piece with its place among the parameters; a piece lives until the next.

@@ -1,0 +1,164 @@
+"""The fast forward pass gives the module's own scores, for every stack of layers that it takes, and keeps NaN."""
+
+import pytest
+import torch
+from federation_fixtures import run, simulator
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from bcfl.data.arrays import from_arrays
+from bcfl.data.partition import FederatedData
+from bcfl.inference import Convolutions, convolutions_of, largest_input
+from bcfl.methods.bcfl import BCFL
+from bcfl.models import FlatModel, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
+
+TOLERANCE = 1e-5  # of scores of size 1: the order of float32 sums
+
+
+def _lived_in(module: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """The module with BatchNorm that has seen data, scales of either sign among them."""
+    with torch.no_grad():
+        for layer in module.modules():
+            if isinstance(layer, nn.BatchNorm2d) and layer.affine:
+                layer.weight.normal_()
+                layer.bias.normal_()
+        for _ in range(3):
+            module.train()(torch.randn(16, *shape) * 2 + 1)
+    return module.eval()
+
+
+def _fast(module: nn.Module) -> Convolutions:
+    fast = convolutions_of(module)
+    assert fast is not None
+    return fast
+
+
+NETS = {
+    "fashion": (fashion_cnn, (1, 28, 28)),
+    "cifar": (cifar_cnn, (3, 32, 32)),
+    "digits five": (digits_five_cnn, (3, 28, 28)),
+    "pool, then ReLU": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4)),
+        (2, 8, 8),
+    ),
+    "strides, dilation, no bias": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 9, 3, stride=2, padding=(1, 0), dilation=2, bias=False), nn.BatchNorm2d(9, affine=False),
+            nn.Conv2d(9, 4, 1), nn.Flatten(), nn.LazyLinear(3),
+        ),
+        (2, 15, 15),
+    ),
+    "padding by name, ceiling": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 5, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True),
+            nn.Flatten(), nn.LazyLinear(3),
+        ),
+        (1, 9, 9),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_scores_are_the_modules_own(name: str) -> None:
+    factory, shape = NETS[name]
+    torch.manual_seed(0)
+    module = _lived_in(factory(), shape)
+    x = torch.randn(7, *shape)
+    with torch.inference_mode():
+        for images in (x, x.to(memory_format=torch.channels_last)):
+            scores, own = _fast(module).loaded()(images), module(images)
+            assert (scores - own).abs().max() <= TOLERANCE * own.abs().max()
+
+
+def test_the_parameters_are_those_loaded_last() -> None:
+    torch.manual_seed(0)
+    model = FlatModel(fashion_cnn())
+    x, other = torch.randn(3, 1, 28, 28), model.vector.clone().add_(0.05)
+    with torch.inference_mode():
+        before = model.predictor()(x)
+        model.load(other)
+        after, own = model.predictor()(x), model.module(x)
+    assert not torch.allclose(before, after, atol=1e-2)
+    assert torch.allclose(after, own, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        mlp(),
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(72, 2)),
+        nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(72, 2)),
+        nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(128, 2)),
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten(), nn.Linear(72, 2)),
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 2)),
+        nn.Sequential(nn.Conv2d(1, 2, 8)),
+        nn.Sequential(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), nn.Flatten(), nn.Linear(72, 2)),
+    ],
+)
+def test_other_modules_are_left_to_themselves(module: nn.Module) -> None:
+    assert convolutions_of(module) is None
+
+
+def test_a_layer_that_is_watched_is_called() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+    module[0].register_forward_hook(lambda *_: None)
+    assert convolutions_of(module) is None
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+@pytest.mark.parametrize("where", ["weight", "input"])
+def test_a_sick_model_scores_as_in_torch(value: float, where: str) -> None:
+    """oneDNN's ReLU and maximum swallow NaN, so such passes are torch's."""
+    torch.manual_seed(0)
+    module = fashion_cnn().eval()
+    x = torch.randn(4, 1, 28, 28)
+    with torch.inference_mode():
+        (module[4].weight if where == "weight" else x)[0, 0] = value
+        scores, own = _fast(module).loaded()(x), module(x)
+        assert torch.equal(scores.isfinite(), own.isfinite())
+        assert torch.allclose(scores.nan_to_num(), own.nan_to_num(), rtol=1e-4)
+
+
+def test_inputs_up_to_the_stated_bound_overflow_nowhere() -> None:
+    def layer(*weights: float) -> tuple[Tensor, Tensor]:
+        return torch.tensor(weights).view(1, -1, 1, 1), torch.tensor([5.0])
+
+    assert largest_input([layer(2.0, -3.0)]) == pytest.approx(1e37 / 5)
+    assert largest_input([layer(2.0, -3.0), layer(1e20)]) == pytest.approx(1e17 / 5)
+    assert largest_input([layer(0.0)]) == pytest.approx(1e37)
+    assert not largest_input([layer(torch.nan)]) >= 0
+    assert not largest_input([layer(1.0), layer(torch.inf)]) >= 0
+
+
+def _turned_digits(seed: int, num_clients: int = 6, num_examples: int = 40) -> FederatedData:
+    """Clients with real digits, half of them turned by a quarter."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).split(num_examples)
+    y = torch.tensor(labels)
+    return from_arrays(
+        [(x[own].rot90(j % 2, (2, 3)), y[own], x[own], y[own]) for j, own in enumerate(order[:num_clients])]
+    )
+
+
+def _small_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+    )
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "consensus", "multi"])
+def test_the_hypotheses_kept_are_those_of_the_modules_own_scores(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = BCFL(num_clusters=3, strategy=strategy, max_hypotheses=3)  # type: ignore[arg-type]
+    for seed in range(10):
+        data = _turned_digits(seed)
+        with simulator(data, _small_cnn, seed=seed) as engine:
+            fast = run(method, engine, 4)
+        with monkeypatch.context() as patch, simulator(data, _small_cnn, seed=seed) as engine:
+            patch.setattr(FlatModel, "predictor", lambda model: model.module.eval())
+            plain = run(method, engine, 4)
+        assert torch.equal(fast.assignment, plain.assignment)
+        assert torch.allclose(fast.log_weight, plain.log_weight, atol=1e-4)
+        assert torch.allclose(fast.models.mean, plain.models.mean, atol=1e-4)
