@@ -27,24 +27,23 @@ def rows() -> list[Row]:
 
 def memory(net: Workload, clients: tuple[int, int] = (10, 80)) -> list[Row]:
     """The peak of a BCFL-MH-6 round beyond the beliefs before it, in beliefs: two vectors, mean and precision."""
-    held, allowed, beside = [], [], []
+    held, allowed = [], []
     for num_clients in clients:
         # As many trainings for both: how many posteriors meet in memory is also a matter of chance.
         operation = partial(_rounds, replace(net, num_clients=num_clients), max(clients) // num_clients)
         peak, (num_after, belief) = peak_bytes(operation, _size)
         held.append(peak / belief)
         allowed.append(num_after + PER_WORKER * NUM_WORKERS)
-        beside.append(peak / belief - num_after)
     few, many = clients
     name = f"{net.name}, BCFL-MH-6: memory"
     note = (
         f"{held[1]:.1f} beliefs of {allowed[1]} allowed with {many} clients, {held[0]:.1f} of {allowed[0]} with {few}"
     )
-    share = max(peak / limit for peak, limit in zip(held, allowed, strict=True))
-    same = f"beside the new beliefs {beside[1]:.1f} against {beside[0]:.1f} beliefs"
+    with_few, with_many = (peak / limit for peak, limit in zip(held, allowed, strict=True))
+    same = "each as a share of what its beliefs and workers are allowed"
     return [
-        row(f"{name} of a round", share, 1, "of new beliefs + 8 per worker", note),
-        row(f"{name} with {many} clients", beside[1] / beside[0], 1.1, f"of that with {few}", same),
+        row(f"{name} of a round", max(with_few, with_many), 1, "of new beliefs + 8 per worker", note),
+        row(f"{name} with {many} clients", with_many / with_few, 1.1, f"of that with {few}", same),
     ]
 
 

@@ -28,6 +28,16 @@ def best_seconds(*operations: Callable[[], object], repeats: int) -> list[float]
     return best
 
 
+def repeated(operation: Callable[[], object], times: int) -> Callable[[], None]:
+    """The operation so many times in a row."""
+
+    def play() -> None:
+        for _ in range(times):
+            operation()
+
+    return play
+
+
 def peak_bytes(prepare: Callable[[], Callable[[], Any]], tell: Callable[[Any], Any] = type) -> tuple[int, Any]:
     """The most memory that `prepare()()` holds at any moment beyond what `prepare` left, its result included.
 
