@@ -36,14 +36,23 @@ def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-def write_results(root: Path) -> None:
-    """RESULTS.md and the documentation's page, from the files in results/ and experiments/."""
-    experiments = root / "experiments"
-    records = [json.loads(path.read_text()) for path in sorted((root / "results").glob("*.json"))]
+def results_page(root: Path) -> str:
+    """The page, from the files in results/ and experiments/."""
+    experiments, results = root / "experiments", root / "results"
+    records = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
     with (experiments / "paper.csv").open() as file:
         paper = list(csv.DictReader(file))
-    reasons = tomllib.loads((root / "results" / "reasons.toml").read_text())
-    text = page(records, paper, reasons, (experiments / "results-preface.md").read_text())
+    reasons = tomllib.loads((results / "reasons.toml").read_text())
+    preface = (experiments / "results-preface.md").read_text()
+    measured: dict[bool, list[dict[str, Any]]] = {True: [], False: []}  # by whether newcomers.py wrote it
+    for path in sorted((results / "predictive").glob("*.json")):
+        measured[path.name.startswith("newcomers-")] += json.loads(path.read_text())
+    return page(records, paper, reasons, preface, measured[False], measured[True])
+
+
+def write_results(root: Path) -> None:
+    """RESULTS.md and the documentation's page."""
+    text = results_page(root)
     (root / "RESULTS.md").write_text("# Results\n\n" + text)
     (root / "docs/results.md").write_text("# How results compare with the paper\n\n" + text)
 

@@ -69,7 +69,7 @@ def predictions(result: Result, values: list[Tensor], labels: list[Tensor], scor
     log_prior = cluster_log_prior(state.assignment, state.num_clusters, "uniform")
     joint = newcomer_posterior(score, state.model_of, state.log_weight, log_prior)
     shares = torch.stack([belief_shares(one, state.model_of, len(state.models)) for one in joint])
-    found = {}
+    found: dict[str, float] = {}
     for name, weight in (("mixture", shares), ("best", (shares == shares.amax(1, keepdim=True)).double())):
         nll, table = [], torch.zeros(local.NUM_BINS, 3, dtype=torch.float64)
         for client, (log_p, y) in enumerate(zip(values, labels, strict=True)):

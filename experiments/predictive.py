@@ -8,13 +8,11 @@ What is printed is the mixture minus the best model, with a 95 % confidence inte
 
 import json
 import sys
-from collections import defaultdict
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from scipy.stats import t
+from beyond_page import uncertainty
 
 import bcfl
 from bcfl.experiment.evaluation import evaluate
@@ -35,34 +33,6 @@ def measure(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def interval(values: list[float]) -> str:
-    """The mean with its 95 % confidence interval; of one value, the value."""
-    if len(values) < 2:
-        return f"{fmean(values):+.4f} (one seed)"
-    half = t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
-    return f"{fmean(values):+.4f} ± {half:.4f}"
-
-
-def table(records: list[dict[str, Any]]) -> str:
-    by_kind = defaultdict(list)
-    for record in records:
-        by_kind[record["method"], record["beliefs"]].append(record)
-    lines = [
-        "| method | beliefs | prior precision | NLL, best model | ECE, best model "
-        "| Δ NLL | Δ ECE | Δ Brier | Δ accuracy | seeds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (method, kind), runs in by_kind.items():
-        best = [f"{fmean(run['point'][key] for run in runs):.4f}" for key in ("nll", "ece")]
-        change = [
-            interval([run["mixture"][key] - run["point"][key] for run in runs])
-            for key in ("nll", "ece", "brier", "accuracy")
-        ]
-        chosen = ", ".join(sorted({f"{run['prior_precision']}" for run in runs})) if kind != "mean" else ""
-        lines.append(f"| {method} | {kind} | {chosen} | {' | '.join([*best, *change])} | {len(runs)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     torch.set_num_threads(1)
     folder, out = Path(sys.argv[1]), Path(sys.argv[2])
@@ -70,7 +40,7 @@ def main() -> None:
     for path in sorted(folder.glob("*/result.json")):
         records += measure(path.parent)
         out.write_text(json.dumps(records) + "\n")  # what is done is not lost
-    print(table(records))
+    print("\n".join(uncertainty(records)))
 
 
 if __name__ == "__main__":

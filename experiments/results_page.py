@@ -7,6 +7,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any
 
+from beyond_page import Predicted, beyond, is_drift
 from measured import (
     MEASURES,
     Paper,
@@ -26,6 +27,7 @@ from measured import (
     rows_of,
     with_clusters,
 )
+from tables import show, table
 
 from bcfl.experiment.sweep import text_of, title_of
 from bcfl.methods import make_method
@@ -38,21 +40,33 @@ STUDIES = (
 )
 
 
-def page(records: Sequence[Record], paper_rows: Iterable[Mapping[str, str]], reasons: Any, preface: str) -> str:
+def page(
+    records: Sequence[Record],
+    paper_rows: Iterable[Mapping[str, str]],
+    reasons: Any,
+    preface: str,
+    predicted: Predicted = (),
+    newcomers: Predicted = (),
+) -> str:
     """The whole page, in Markdown, without its title."""
     paper = paper_numbers(paper_rows)
     tested = [record for record in records if not record["config"]["data"]["validation"]]
     studied = [record for record in records if record["config"]["data"]["validation"]]
     problems: dict[Problem, list[Record]] = defaultdict(list)
     for record in tested:
-        problems[problem_of(record)].append(record)
+        if not is_drift(record):
+            problems[problem_of(record)].append(record)
     lines = [preface.strip(), ""]
+    known = {name for name, _, _ in paper}
     for problem, own in problems.items():
+        if problem[0] not in known and any(record["result"]["method"] == "bcfl-auto" for record in own):
+            continue  # made for the question of how many clusters there are, and told there
         clusters = main_clusters(problem, own, paper)
         lines += section(problem, clusters, rows_of(with_clusters(own, clusters)), paper, reasons)
     for problem, own in problems.items():
         lines += sensitivity(problem, own, paper)
-    return "\n".join([*lines, *defaults(studied)]).rstrip() + "\n"
+    lines += [*beyond(tested, predicted, newcomers), *defaults(studied)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def section(problem: Problem, clusters: int | None, rows: list[Row], paper: Paper, reasons: Any) -> list[str]:
@@ -281,12 +295,3 @@ def verdict(rows: Sequence[Row]) -> str:
         p = min(1.0, (len(rows) - 1) * paired_p([a[s] - b[s] for s in seeds]))
         sure = f"paired t-test over {len(seeds)} seeds, corrected for {len(rows) - 1} rivals: p = {p:.2f}"
     return f"The best is {gap:.2f} above the default ({sure})."
-
-
-def show(values: Sequence[float]) -> str:
-    """Mean ± sample standard deviation; a single value has none."""
-    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]

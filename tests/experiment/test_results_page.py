@@ -3,15 +3,15 @@
 import csv
 import json
 import random
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from collect import WORK, compact, write_results
+from collect import WORK, compact, results_page, write_results
 from measured import client_work, holm, last_within, paired_p, paper_numbers, problem_of, rows_of
-from results_page import below_paper, defaults, equal_work, order_of_methods, page, published_budget, show
+from results_page import below_paper, defaults, equal_work, order_of_methods, page, published_budget
 from small_runs import small_config
+from tables import show
 
 from bcfl.experiment.config import load_config
 from bcfl.experiment.run import start
@@ -210,13 +210,43 @@ def test_committed_results_are_small_and_can_be_read(path: Path) -> None:
 
 
 def test_the_page_is_what_the_results_give() -> None:
-    with (ROOT / "experiments/paper.csv").open() as file:
-        paper = list(csv.DictReader(file))
-    records = [json.loads(path.read_text()) for path in sorted((ROOT / "results").glob("*.json"))]
-    reasons = tomllib.loads((ROOT / "results/reasons.toml").read_text())
-    text = page(records, paper, reasons, (ROOT / "experiments/results-preface.md").read_text())
+    text = results_page(ROOT)
     assert (ROOT / "RESULTS.md").read_text() == "# Results\n\n" + text
     assert (ROOT / "docs/results.md").read_text() == "# How results compare with the paper\n\n" + text
+
+
+def test_what_goes_beyond_the_paper_has_tables_of_its_own() -> None:
+    digits = ["data.name=digits", "data.partition=feature(2,2)"]
+    auto = [record("bcfl-auto", [0.5, value], seed=seed, steps=60, settings=digits)
+            for seed, value in enumerate((0.6, 0.8))]  # fmt: skip
+    auto[1]["result"]["assignment"] = [0, 1, 2, 2]
+    told = record("bcfl-g", [0.5, 0.7], scored=20, settings=digits)
+    moving = record("bcfl-g", [0.4, 0.5], settings=[*digits, "data.drift_round=2"])
+    moving["result"]["drift"] = {"false_switches": 0.02, "changed": 3, "found_again": 2, "rounds_until_found": 1.5}
+    text = page([*auto, told, moving], [], {}, "")
+    assert text.startswith("\n\n## Beyond the paper: how many clusters")  # no section as of the paper's problems
+    first = (
+        "| digits, feature(2,2) | bcfl-auto | 2 in 1 of 2, 3 in 1 of 2 | 1.00 ± 0.00 | 70.00 ± 14.14 | 35.00 ± 7.07 "
+    )
+    assert first + "| 1.50 | 0.00 | 2 | 2 |" in text
+    assert "| digits, feature(2,2) | bcfl-g | 2.00 | 1.50 | 2 of 3 | 1.00 | 50.00 | 1 |" in text
+
+
+def test_what_a_mixture_gains_stands_with_its_confidence_interval() -> None:
+    best, other = ({"nll": nll, "ece": 0.1, "brier": 0.2, "accuracy": 0.9} for nll in (0.5, 0.4))
+    runs = [{"data": "digits", "rounds": 20, "method": "bcfl-g", "beliefs": "mean", "point": best, "mixture": mixture}
+            for mixture in (best, other)]  # fmt: skip
+    # Student's t with one degree of freedom: 12.706 standard errors, of 0.05
+    assert "| digits, 20 rounds | bcfl-g | mean | 0.5000 | 0.1000 | -0.0500 ± 0.6353 | +0.0000 ± 0.0000" in page(
+        [], [], {}, "", runs
+    )
+    asked = {"data": "digits", "method": "bcfl-g", "seed": 0,
+             "table": [{"examples": 4, "temperature": "n^0", "accuracy": 0.9, "confidence": 0.8, "ece": 0.1}],
+             "predictions": [{"examples": 4, "mixture_nll": 0.3, "best_nll": 0.5, "mixture_ece": 0.2,
+                              "best_ece": 0.1}]}  # fmt: skip
+    text = page([], [], {}, "", newcomers=[asked])
+    assert "| digits | bcfl-g | placed rightly |  |  | 0.900 |  |  |  |  | 1 |" in text
+    assert "| digits | bcfl-g | Δ NLL of predictions |  |  | -0.2000 |  |  |  |  | 1 |" in text
 
 
 def test_every_row_of_the_paper_has_an_experiment_file() -> None:
