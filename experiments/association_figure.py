@@ -1,6 +1,8 @@
-"""Draw who is where, round by round, in runs of drift-digits.toml: docs/img/drift.svg.
+"""Draw who is where, round by round, in one panel for each run.
 
-python experiments/drift_figure.py "TITLE" RUN_FOLDER ["TITLE" RUN_FOLDER …]
+python experiments/association_figure.py OUT.svg NUM_ROUNDS "CAPTION" "TITLE" RUN_FOLDER ["TITLE" RUN_FOLDER …]
+
+docs/img/drift.svg and docs/img/clusters.svg are drawn so, from runs of drift-digits.toml and auto-digits-*.toml.
 """
 
 import sys
@@ -12,19 +14,18 @@ import torch
 from bcfl.association import align
 from bcfl.report.reading import Run, read_run
 
-OUT = Path(__file__).resolve().parent.parent / "docs/img/drift.svg"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # of the clusters, as in the report
 CELL_WIDTH, CELL_HEIGHT, LEFT, TOP, GAP = 11, 9, 62, 40, 40
 
 
-def panel(run: Run, title: str, left: int) -> list[str]:
+def panel(run: Run, num_rounds: int, title: str, left: int) -> list[str]:
     """One run: a row a client, a column a round; a client's changes of its true group are ringed."""
     groups = run.groups
     assert groups is not None
     # Numbered as the true groups of the round are, so that a colour means the same in all rounds and panels.
     placed = [
-        align(torch.stack([torch.from_numpy(truth), own]), run.num_clusters)[1].tolist()
-        for truth, own in zip(groups, run.placed, strict=True)
+        align(torch.stack([torch.from_numpy(truth), own]), len(COLOURS))[1].tolist()
+        for truth, own in list(zip(groups, run.placed, strict=True))[:num_rounds]
     ]
     parts = [f'<text x="{left}" y="{TOP - 14}" class="title">{escape(title)}</text>']
     cells: dict[int, list[str]] = {}  # cluster -> one path through all of its cells
@@ -33,7 +34,7 @@ def panel(run: Run, title: str, left: int) -> list[str]:
         for t, clusters in enumerate(placed):
             cell = f"M{left + t * CELL_WIDTH} {y}h{CELL_WIDTH - 1}v{CELL_HEIGHT - 1}h{1 - CELL_WIDTH}z"
             cells.setdefault(clusters[client], []).append(cell)
-        changes = (groups[1:, client] != groups[:-1, client]).nonzero()[0] + 1
+        changes = (groups[1:num_rounds, client] != groups[: num_rounds - 1, client]).nonzero()[0] + 1
         parts += [f'<rect x="{left + int(t) * CELL_WIDTH - 1}" y="{y - 1}" width="{CELL_WIDTH + 1}" '
                   f'height="{CELL_HEIGHT + 1}" class="ring"/>' for t in changes]  # fmt: skip
     paths = [f'<path fill="{COLOURS[cluster]}" d="{"".join(own)}"/>' for cluster, own in sorted(cells.items())]
@@ -44,9 +45,9 @@ def panel(run: Run, title: str, left: int) -> list[str]:
     return parts
 
 
-def draw(titles: list[str], runs: list[Run]) -> str:
+def draw(num_rounds: int, caption: str, titles: list[str], runs: list[Run]) -> str:
     """The panels side by side."""
-    width = len(runs[0].rounds) * CELL_WIDTH
+    width = num_rounds * CELL_WIDTH
     height = TOP + runs[0].num_clients * CELL_HEIGHT + 44
     total = LEFT + len(runs) * (width + GAP)
     parts = [
@@ -56,14 +57,14 @@ def draw(titles: list[str], runs: list[Run]) -> str:
         "font-size:11px}.ring{fill:none;stroke:#111827;stroke-width:2}</style>",
         f'<rect width="{total}" height="{height}" rx="8" fill="#ffffff"/>',
         f'<text x="14" y="{TOP + 12}">client</text>',
-        f'<text x="{LEFT}" y="{height - 8}">round; a ring marks a client whose data are another group\'s from then '
-        "on</text>",
+        f'<text x="{LEFT}" y="{height - 8}">{escape(caption)}</text>',
     ]
     for position, (title, run) in enumerate(zip(titles, runs, strict=True)):
-        parts += panel(run, title, LEFT + position * (width + GAP))
+        parts += panel(run, num_rounds, title, LEFT + position * (width + GAP))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 if __name__ == "__main__":
-    names, folders = sys.argv[1::2], sys.argv[2::2]
-    OUT.write_text(draw(names, [read_run(Path(folder)) for folder in folders]))
+    out, num_rounds, caption, *rest = sys.argv[1:]
+    runs = [read_run(Path(folder)) for folder in rest[1::2]]
+    Path(out).write_text(draw(int(num_rounds), caption, rest[::2], runs))
