@@ -96,7 +96,8 @@ def convolutions_of(module: nn.Module) -> Convolutions | None:
         if _is_watched(layer):
             return None
         if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-            return Convolutions(module, blocks, nn.Sequential(*module[place + 1 :])) if blocks else None
+            classifier = nn.Sequential(*list(module)[place + 1 :])
+            return Convolutions(module, blocks, classifier) if blocks else None
         if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
             blocks.append(Block(layer))
         elif not (blocks and blocks[-1].take(layer)):

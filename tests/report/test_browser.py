@@ -12,7 +12,8 @@ import pytest
 from made_up_runs import write_run
 
 from bcfl.report.html import report
-from bcfl.report.reading import FAINTEST, accumulated_co_association, read_run, read_runs
+from bcfl.report.layout import FAINTEST, accumulated_co_association
+from bcfl.report.reading import read_run, read_runs
 
 pytest.importorskip("plotly")
 sync_api = pytest.importorskip("playwright.sync_api")

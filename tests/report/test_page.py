@@ -13,7 +13,8 @@ from made_up_runs import write_eventful_run
 from bcfl.cli import main
 from bcfl.experiment.config import parse_config
 from bcfl.report.html import report, to_toml
-from bcfl.report.reading import FAINTEST, accumulated_co_association, read_run, read_runs
+from bcfl.report.layout import FAINTEST, accumulated_co_association
+from bcfl.report.reading import read_run, read_runs
 
 go = pytest.importorskip("plotly.graph_objects")
 

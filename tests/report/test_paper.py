@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from bcfl.cli import main
-from bcfl.report.reading import client_graph, group_runs, read_run, read_runs
+from bcfl.report.layout import client_graph
+from bcfl.report.reading import group_runs, read_run, read_runs
 
 pytest.importorskip("matplotlib")
 

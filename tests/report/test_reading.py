@@ -9,18 +9,8 @@ from made_up_runs import write_eventful_run
 from bcfl.association import co_association
 from bcfl.experiment.config import load_config
 from bcfl.experiment.run import load_result, start
-from bcfl.report.reading import (
-    FAINTEST,
-    accumulated_co_association,
-    client_graph,
-    columns,
-    group_runs,
-    marks,
-    read_run,
-    read_runs,
-    spread,
-    trellis,
-)
+from bcfl.report.layout import FAINTEST, accumulated_co_association, client_graph, columns, marks, spread, trellis
+from bcfl.report.reading import group_runs, read_run, read_runs
 
 MakeRun = Callable[..., Path]
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from bcfl.report import plots, require
-from bcfl.report.reading import Columns, Group, Run, client_graph, columns, group_runs, marks
+from bcfl.report.layout import Columns, client_graph, columns, marks
+from bcfl.report.reading import Group, Run, group_runs
 from bcfl.report.tables import cells, shown_measures, written
 
 MOST_CELLS = 500_000  # numbers in all heat maps of a page together: about two megabytes

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bcfl.report import require
-from bcfl.report.reading import Group, Run, client_graph, columns, group_runs, spread, trellis
+from bcfl.report.layout import client_graph, columns, spread, trellis
+from bcfl.report.reading import Group, Run, group_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bcfl.report.reading import KINDS_OF_MARK, Columns, Floats, Group, Mark, Run, marks, spread, trellis
+from bcfl.report.layout import KINDS_OF_MARK, Columns, Mark, marks, spread, trellis
+from bcfl.report.reading import Floats, Group, Run
 
 Figure = dict[str, Any]
 NUM_COLOURS = 8
