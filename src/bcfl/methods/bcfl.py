@@ -12,14 +12,16 @@ from bcfl.evidence import PointKind, Temperature, client_evidence, evidence_poin
 from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.gaussian import FusionRule, Gaussian, merge, stack
 from bcfl.methods.clustering import warm_up
+from bcfl.methods.memory import Memory
 from bcfl.methods.training import Groups, belief_folds, distinct_groups, single_story, train_groups
 from bcfl.racing import race
 from bcfl.randomness import generator
-from bcfl.transition import FADING, Stay, evidence_power, expected_stays, learned_stay, predict
+from bcfl.transition import Stay
 
 # Candidates ranked per kept hypothesis where the evidence is refined afterwards: the ranking needs a cost per client,
 # the refined evidence of a cluster belongs to all of its clients together.
 CANDIDATES = 4
+_NO_PRIOR = torch.zeros(1, 1, 1, dtype=torch.float64)  # of where clients are: no memory
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,6 @@ class BCFL:
             means = torch.stack([clients.draw_model(h, k) for h in range(starts) for k in range(self.num_clusters)])
         precision = torch.zeros_like(means)
         precision[:, : clients.num_parameters] = self.prior_precision
-        everywhere = (starts, len(clients.num_examples), self.num_clusters)
         return Hypotheses(
             models=Gaussian(means, precision),
             model_of=torch.arange(len(means)).view(starts, self.num_clusters),
@@ -71,9 +72,6 @@ class BCFL:
             assignment=torch.full((starts, len(clients.num_examples)), -1),
             parent_of=torch.arange(len(means)),
             family=torch.arange(starts),
-            membership=None
-            if self.stay is None
-            else torch.full(everywhere, 1 / self.num_clusters, dtype=torch.float64),
         )
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
@@ -111,12 +109,14 @@ class BCFL:
         prior = prior_of(state.models, 1 - self.forgetting, clients.num_parameters) if refined else state.models
         points, log_alpha = evidence_points(prior, self.evidence_points, self.evidence_kind, random)
         if self.racing:
-            scores = self._raced_scores(state, clients)
+            most, error = self.max_hypotheses, self.racing
+            scores = _raced_scores(state, clients, self.scoring_examples, self.temperature, most, error)
         else:
             scores = clients.score(points.flatten(0, 1), self.scoring_examples)  # (client, point × belief)
         scores = temper_scores(scores, clients.num_examples, self.temperature)[present]
         scores = scores.view(len(scores), -1, num_beliefs).transpose(1, 2)  # (client, belief, point)
-        log_prior = self._log_prior(state, clients)  # of the clients' places; 0 where nothing is remembered
+        memory = None if self.stay is None else Memory(self.stay, self.scoring_examples, self.temperature)
+        log_prior = _NO_PRIOR if memory is None else memory.log_prior(state, clients)  # of the clients' places
         cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1) - log_prior
         num_candidates = self.max_hypotheses * (CANDIDATES if refined else 1)
         margin = -math.log(self.give_up_weight)
@@ -128,60 +128,38 @@ class BCFL:
         kept = prune(kept, self.max_hypotheses, self.min_weight, state.family, margin)
         assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
         assignment[:, present] = kept.assignment
-        memory = {} if self.stay is None else self._remember(state, clients, cost, kept)
-        return Branches(kept.parent, assignment, kept.log_weight), memory
+        remembered = {} if memory is None else memory.remember(state, clients, cost, kept)
+        return Branches(kept.parent, assignment, kept.log_weight), remembered
 
-    def _log_prior(self, state: Hypotheses, clients: Clients) -> Tensor:
-        """How likely the present clients are in each cluster by what is remembered, on the scale of their scores."""
-        if self.stay is None:
-            return torch.zeros(1, 1, 1, dtype=torch.float64)
-        membership, stay = self._recall(state)
-        log_prior = predict(membership, stay).log()
-        return (self._power(clients)[:, None] * log_prior)[:, clients.present]  # (hypothesis, client, cluster)
 
-    def _remember(self, state: Hypotheses, clients: Clients, cost: Tensor, kept: Branches) -> dict[str, Tensor]:
-        """The fields of the next state that tell where its clients are, and how often they have stayed so far."""
-        before, stay = self._recall(state)
-        present = clients.present
-        after = predict(before, stay)
-        after[:, present] = (-cost / self._power(clients)[present, None]).softmax(-1)
-        memory = {"membership": after[kept.parent]}
-        if self.stay == "learn":
-            stays = expected_stays(before, stay, after)[kept.parent]  # (hypothesis, client)
-            known = kept.log_weight.exp()[:, None] * (present & (state.assignment[kept.parent] >= 0))
-            counts = torch.stack([(known * stays).sum(), (known * (1 - stays)).sum()])
-            memory["stays"] = counts if state.stays is None else FADING * state.stays + counts
-        return memory
+def _raced_scores(
+    state: Hypotheses,
+    clients: Clients,
+    scoring_examples: int | None,
+    temperature: Temperature,
+    max_hypotheses: int,
+    error: float,
+) -> Tensor:
+    """Scores that lead to the same hypotheses and weights as full ones, but for the probability `error`.
 
-    def _recall(self, state: Hypotheses) -> tuple[Tensor, float]:
-        """Where the clients were in the round before, and how likely one stays there."""
-        assert state.membership is not None
-        return state.membership, self.stay if isinstance(self.stay, float) else learned_stay(state.stays)
-
-    def _power(self, clients: Clients) -> Tensor:
-        return evidence_power(clients.num_examples, self.scoring_examples, self.temperature)  # (client,)
-
-    def _raced_scores(self, state: Hypotheses, clients: Clients) -> Tensor:
-        """Scores that lead to the same hypotheses and weights as full ones, but for the probability `racing`.
-
-        A belief that cannot be part of them is impossible. A client with one belief left shifts all weights alike: what
-        its looks told will do.
-        """  # (client, belief)
-        models, most = state.models.mean, self.scoring_examples
-        wanted, mean = race(
-            lambda wanted, first, last: clients.look(models, most, wanted, first, last),
-            clients.present,
-            clients.num_examples.clamp(max=math.inf if most is None else most),
-            temper_scores(clients.num_examples, clients.num_examples, self.temperature),
-            state.model_of,
-            state.log_weight,
-            self.max_hypotheses,
-            self.racing,
-        )
-        undecided = wanted & (wanted.sum(1, keepdim=True) > 1)
-        scores = clients.score(models, most, undecided)
-        estimated = mean * clients.num_examples[:, None]
-        return torch.where(undecided, scores, torch.where(wanted, estimated, -torch.inf))
+    A belief that cannot be part of them is impossible. A client with one belief left shifts all weights alike: what its
+    looks told will do.
+    """  # (client, belief)
+    models = state.models.mean
+    wanted, mean = race(
+        lambda wanted, first, last: clients.look(models, scoring_examples, wanted, first, last),
+        clients.present,
+        clients.num_examples.clamp(max=math.inf if scoring_examples is None else scoring_examples),
+        temper_scores(clients.num_examples, clients.num_examples, temperature),
+        state.model_of,
+        state.log_weight,
+        max_hypotheses,
+        error,
+    )
+    undecided = wanted & (wanted.sum(1, keepdim=True) > 1)
+    scores = clients.score(models, scoring_examples, undecided)
+    estimated = mean * clients.num_examples[:, None]
+    return torch.where(undecided, scores, torch.where(wanted, estimated, -torch.inf))
 
 
 def _merged(models: Gaussian, groups: Groups, kept: Branches) -> Hypotheses:
