@@ -62,6 +62,11 @@ class Row:
         found = [run["result"][key] for run in self.runs if run["result"][key] is not None]
         return [100 * value for value in found] if key in MEASURES else found
 
+    def lately(self, key: str, rounds: int = 10) -> list[float]:
+        """In percent, the mean over the last rounds: a single last one may be a lucky or an unlucky one."""  # (seed,)
+        ends = [[value for value in run["by_round"][key][-rounds:] if value is not None] for run in self.runs]
+        return [100 * fmean(values) for values in ends]
+
     def by_seed(self, key: str) -> dict[int, float]:
         return {run["result"]["seed"]: 100 * run["result"][key] for run in self.runs}
 

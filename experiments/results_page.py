@@ -88,7 +88,7 @@ def equal_rounds(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed
     """One row a method, beside the paper's where it has any."""
     beside = ["paper"] if printed else []
     columns = ["method", *(title for measure in MEASURES.values() for title in (measure, *beside)), "agreement"]
-    columns += ["steps per client and round", "seeds"]
+    columns += ["accuracy, mean of the last 10 rounds", "steps per client and round", "seeds"]
     columns += [f"paper's {title} first reached" for title in MEASURES.values()] if printed else []
     lines = []
     for row in rows:
@@ -97,7 +97,7 @@ def equal_rounds(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed
         for key in MEASURES:
             cells += [show(row.finals(key)), *([str(theirs.get(key, ""))] if printed else [])]
         steps = row.spent("local_steps")[-1] / row.runs[0]["result"]["rounds"]
-        cells += [show(ari) if ari else "", f"{steps:.1f}", str(len(row.runs))]
+        cells += [show(ari) if ari else "", show(row.lately("accuracy")), f"{steps:.1f}", str(len(row.runs))]
         cells += [_reached(row, key, theirs.get(key)) for key in MEASURES] if printed else []
         lines.append(cells)
     return table(columns, lines)
