@@ -14,7 +14,6 @@ from bcfl.models import FlatModel, build
 from bcfl.predictive import (
     accuracy_at_coverage,
     belief_shares,
-    brier,
     client_joint,
     cluster_log_prior,
     expected_softmax,
@@ -142,8 +141,8 @@ def test_an_evaluated_mixture_is_that_of_its_probabilities() -> None:
 
 def test_brier_by_hand() -> None:
     p = torch.tensor([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    found = brier(p.log(), torch.tensor([0, 1, 1]))
-    assert found.tolist() == pytest.approx([0.25 + 0.09 + 0.04, 0.0, 2.0])
+    found = local.evaluate(p.log(), torch.tensor([0, 1, 1]), 3)
+    assert found.brier == pytest.approx((0.25 + 0.09 + 0.04) + 0.0 + 2.0)
 
 
 def test_accuracy_at_coverage_by_brute_force() -> None:

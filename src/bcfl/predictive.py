@@ -89,12 +89,6 @@ def expected_softmax(mean: Tensor, variance: Tensor, num_points: int, generator:
     return log_p.logsumexp(0) - math.log(len(noise))
 
 
-def brier(log_probability: Tensor, y: Tensor) -> Tensor:
-    """Σ_c (p_c − 1[y = c])² of every example: 0 is perfect, 2 is certain and wrong."""  # (example,)
-    p = log_probability.double().exp()
-    return p.square().sum(1) - 2 * p.gather(1, y[:, None])[:, 0] + 1
-
-
 def accuracy_at_coverage(confidence: Tensor, correct: Tensor, coverages: tuple[float, ...] = COVERAGES) -> list[float]:
     """The accuracy over the most confident share of the examples, for every share: what abstaining buys.
 

@@ -13,7 +13,7 @@ from bcfl import local
 from bcfl.association import entropy, renumbering
 from bcfl.data.arrays import checked
 from bcfl.evidence import Temperature, temper_scores
-from bcfl.experiment.metrics import calibration_error
+from bcfl.experiment.metrics import summarise
 from bcfl.experiment.store import write_atomically
 from bcfl.federation import Hypotheses, Mixture, RoundInfo
 from bcfl.gaussian import Gaussian
@@ -26,7 +26,6 @@ from bcfl.predictive import (
     ClusterPrior,
     accuracy_at_coverage,
     belief_shares,
-    brier,
     client_joint,
     cluster_log_prior,
     expected_softmax,
@@ -200,14 +199,10 @@ def examples_of(factory: ModelFactory, x: Any, y: Any) -> Examples:
 
 def quality(log_probability: Tensor, y: Tensor) -> dict[str, Any]:
     """How good predictions are as probabilities: accuracy, NLL, Brier score, ECE, and accuracy where it may abstain."""
+    summary = summarise([local.evaluate(log_probability, y, log_probability.shape[1])])
     confidence, predicted = log_probability.double().exp().max(1)
-    correct = predicted == y
-    return {
-        "accuracy": float(correct.double().mean()),
-        "nll": -float(log_probability.double().gather(1, y[:, None]).mean()),
-        "brier": float(brier(log_probability, y).mean()),
-        "ece": calibration_error(local.calibration_table(confidence, correct)),
+    return {key: summary[key] for key in ("accuracy", "nll", "brier", "ece")} | {
         "coverage": list(COVERAGES),
-        "accuracy_at_coverage": accuracy_at_coverage(confidence, correct),
+        "accuracy_at_coverage": accuracy_at_coverage(confidence, predicted == y),
         "num_examples": len(y),
     }
