@@ -44,10 +44,11 @@ def results_page(root: Path) -> str:
         paper = list(csv.DictReader(file))
     reasons = tomllib.loads((results / "reasons.toml").read_text())
     preface = (experiments / "results-preface.md").read_text()
-    measured: dict[bool, list[dict[str, Any]]] = {True: [], False: []}  # by whether newcomers.py wrote it
+    predicted: list[dict[str, Any]] = []  # by predictive.py
+    newcomers: list[dict[str, Any]] = []  # by newcomers.py
     for path in sorted((results / "predictive").glob("*.json")):
-        measured[path.name.startswith("newcomers-")] += json.loads(path.read_text())
-    return page(records, paper, reasons, preface, measured[False], measured[True])
+        (newcomers if path.name.startswith("newcomers-") else predicted).extend(json.loads(path.read_text()))
+    return page(records, paper, reasons, preface, predicted, newcomers)
 
 
 def write_results(root: Path) -> None:

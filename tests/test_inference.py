@@ -99,9 +99,10 @@ def test_other_modules_are_left_to_themselves(module: nn.Module) -> None:
     assert convolutions_of(module) is None
 
 
-def test_a_layer_that_is_watched_is_called() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_layer_that_is_watched_is_called(whole: bool) -> None:
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
-    module[0].register_forward_hook(lambda *_: None)
+    (module if whole else module[0]).register_forward_hook(lambda *_: None)
     assert convolutions_of(module) is None
 
 

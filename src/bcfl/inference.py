@@ -45,7 +45,9 @@ class Block:
         if norm is None:
             return weight, torch.zeros(len(weight)) if bias is None else bias
         mean, variance = norm.running_mean, norm.running_var
-        return fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, norm.weight, norm.bias)  # type: ignore[arg-type]
+        assert mean is not None  # or it would not have been taken
+        assert variance is not None
+        return fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, norm.weight, norm.bias)
 
 
 class Convolutions:
@@ -89,7 +91,7 @@ def largest_input(folded: list[tuple[Tensor, Tensor]]) -> float:
 
 def convolutions_of(module: nn.Module) -> Convolutions | None:
     """The fast pass of a module that is a plain stack of convolutions, then a classifier; None of any other."""
-    if type(module) is not nn.Sequential or not torch.backends.mkldnn.is_available():
+    if type(module) is not nn.Sequential or _is_watched(module) or not torch.backends.mkldnn.is_available():
         return None
     blocks: list[Block] = []
     for place, layer in enumerate(module):
@@ -106,5 +108,5 @@ def convolutions_of(module: nn.Module) -> Convolutions | None:
 
 
 def _is_watched(layer: nn.Module) -> bool:
-    """Whether somebody wants to be told when the layer is called."""
+    """Whether somebody wants to be told when the layer is called; the fast pass would not call it."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks)

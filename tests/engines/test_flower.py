@@ -389,6 +389,17 @@ def test_a_client_that_comes_back_takes_part_again_with_its_old_association(tmp_
     assert cluster[0] == cluster[1] == cluster[2]
 
 
+def switch_on_after_first_evaluation(grid: InProcessGrid, node: int) -> None:
+    grid.offline = {node}
+
+    def switch_on(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate":
+            grid.offline = set()
+        return answer
+
+    grid.tamper = switch_on
+
+
 @pytest.mark.parametrize("name", ["bcfl-g", "bcfl-mh-3", "bcfl-c-3", "ifca"])
 def test_a_client_that_joins_late_is_placed_as_in_the_simulator(name: str, tmp_path: Path) -> None:
     config = config_of(name)
@@ -397,14 +408,7 @@ def test_a_client_that_joins_late_is_placed_as_in_the_simulator(name: str, tmp_p
     )
     run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3, min_share=1.0)
     grid = InProcessGrid(run_config, NUM_CLIENTS)
-    grid.offline = {FIRST_NODE + 2}  # its machine is not even switched on
-
-    def switch_on(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "evaluate":
-            grid.offline = set()
-        return answer
-
-    grid.tamper = switch_on
+    switch_on_after_first_evaluation(grid, FIRST_NODE + 2)  # before, its machine is not even on
     run_server(grid, run_config)
     result, expected = load_result(tmp_path / "run"), start(config, None, num_workers=1)
     assert_same(result, expected)
@@ -420,14 +424,7 @@ def test_a_client_that_nobody_announced_may_join_a_run_that_is_under_way(tmp_pat
     config = config_of("bcfl-mh-3")
     run_config = flat(config, out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, wait=0.0, deadline=0.3)
     grid = InProcessGrid(run_config, NUM_CLIENTS)
-    grid.offline = {FIRST_NODE + 2}
-
-    def switch_on(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "evaluate":
-            grid.offline = set()
-        return answer
-
-    grid.tamper = switch_on
+    switch_on_after_first_evaluation(grid, FIRST_NODE + 2)
     run_server(grid, run_config)
     lines = RunFolder.open(tmp_path / "run").lines("associations.jsonl")
     assert [line["assignment"][0][2] >= 0 for line in lines] == [False, True, True]

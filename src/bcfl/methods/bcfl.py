@@ -109,8 +109,7 @@ class BCFL:
         prior = prior_of(state.models, 1 - self.forgetting, clients.num_parameters) if refined else state.models
         points, log_alpha = evidence_points(prior, self.evidence_points, self.evidence_kind, random)
         if self.racing:
-            most, error = self.max_hypotheses, self.racing
-            scores = _raced_scores(state, clients, self.scoring_examples, self.temperature, most, error)
+            scores = _raced_scores(state, clients, self)
         else:
             scores = clients.score(points.flatten(0, 1), self.scoring_examples)  # (client, point × belief)
         scores = temper_scores(scores, clients.num_examples, self.temperature)[present]
@@ -132,32 +131,25 @@ class BCFL:
         return Branches(kept.parent, assignment, kept.log_weight), remembered
 
 
-def _raced_scores(
-    state: Hypotheses,
-    clients: Clients,
-    scoring_examples: int | None,
-    temperature: Temperature,
-    max_hypotheses: int,
-    error: float,
-) -> Tensor:
-    """Scores that lead to the same hypotheses and weights as full ones, but for the probability `error`.
+def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL) -> Tensor:
+    """Scores that lead to the same hypotheses and weights as full ones, but for the probability `method.racing`.
 
     A belief that cannot be part of them is impossible. A client with one belief left shifts all weights alike: what its
     looks told will do.
     """  # (client, belief)
-    models = state.models.mean
+    models, most = state.models.mean, method.scoring_examples
     wanted, mean = race(
-        lambda wanted, first, last: clients.look(models, scoring_examples, wanted, first, last),
+        lambda wanted, first, last: clients.look(models, most, wanted, first, last),
         clients.present,
-        clients.num_examples.clamp(max=math.inf if scoring_examples is None else scoring_examples),
-        temper_scores(clients.num_examples, clients.num_examples, temperature),
+        clients.num_examples.clamp(max=math.inf if most is None else most),
+        temper_scores(clients.num_examples, clients.num_examples, method.temperature),
         state.model_of,
         state.log_weight,
-        max_hypotheses,
-        error,
+        method.max_hypotheses,
+        method.racing,
     )
     undecided = wanted & (wanted.sum(1, keepdim=True) > 1)
-    scores = clients.score(models, scoring_examples, undecided)
+    scores = clients.score(models, most, undecided)
     estimated = mean * clients.num_examples[:, None]
     return torch.where(undecided, scores, torch.where(wanted, estimated, -torch.inf))
 
