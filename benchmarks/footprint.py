@@ -1,5 +1,6 @@
 """What a round holds in memory, and how long the command line takes to begin."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -90,4 +91,7 @@ def start_up(repeats: int = 10) -> list[Row]:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+    # Installed packages have their bytecode beside them; where Python is told to write none, ours would be compiled
+    # anew at every start.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run(command, check=True, capture_output=True, env=environment)

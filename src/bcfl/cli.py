@@ -113,6 +113,20 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
 
 
+class _Command:
+    """A command's parser, made when it is first used: `bcfl --help` needs no more of the commands than their names."""
+
+    def __init__(self, fill: "Callable[[_Parser], None]", **options: "Any"):
+        self._fill, self._options = fill, options
+
+    def __getattr__(self, name: str) -> "Any":  # only what is not there yet comes here
+        if name == "_parser":
+            self._parser = _Parser(**self._options)
+            self._fill(self._parser)
+            return self._parser
+        return getattr(self._parser, name)
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="bcfl",
@@ -120,143 +134,163 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-
-    def add(name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
-        text = textwrap.fill(description, 100)
-        return commands.add_parser(name, help=summary, description=text, epilog=examples)
-
-    run = add("run", "train one federation", "Train one federation.", RUN_EXAMPLES)
-    run.add_argument(
-        "config", nargs="?", type=_path, metavar="FILE.toml", help="settings (default: the bundled example)"
-    )
-    _add_settings(run)
-    run.add_argument("--seed", type=int, metavar="N", help="the run's seed (experiment.seed)")
-    run.add_argument("--out", type=_path, metavar="DIR", help="the run's folder (default: runs/…)")
-    _add_live(run)
-    _add_output(run)
-
-    resume = add("resume", "continue a stopped run", "Continue a stopped run.", RESUME_EXAMPLES)
-    resume.add_argument("run", type=_path, metavar="RUN", help="the run's folder")
-    _add_live(resume)
-    _add_output(resume)
-
-    compare = add(
-        "compare",
-        "several methods and seeds side by side",
-        "Run several methods over several seeds and print mean ± standard deviation. What is already done is not run "
-        "again; a stopped comparison goes on where it was.",
-        COMPARE_EXAMPLES,
-    )
-    compare.add_argument("config", nargs="?", type=_path, metavar="FILE.toml", help="settings shared by all runs")
-    _add_settings(compare)
-    compare.add_argument("--methods", required=True, metavar="A,B,…", help="methods, as in `bcfl list methods`")
-    compare.add_argument("--seeds", default="0", metavar="0,1,…", help="seeds (default: 0)")
-    _add_many(compare)
-    _add_output(compare)
-
-    sweep = add(
-        "sweep",
-        "all runs of experiment files",
-        "Run every combination that experiment files describe in their [sweep] sections, the first seed of all before "
-        "the second of any. What is already done is not run again; a stopped sweep goes on where it was; several "
-        "sweeps may share a folder.",
-        SWEEP_EXAMPLES,
-    )
-    sweep.add_argument("configs", nargs="+", type=_path, metavar="FILE.toml", help="experiment files")
-    _add_settings(sweep)
-    _add_many(sweep)
-    sweep.add_argument("--dry-run", action="store_true", help="only list the runs, and which of them are done")
-    _add_output(sweep)
-
-    listing = add("list", "what there is", "What there is to choose from.", LIST_EXAMPLES)
-    listing.add_argument("what", choices=("methods", "datasets", "models"))
-    listing.add_argument("--json", action="store_true", help="print JSON")
-    _add_looking(add)
-    _add_predicting(add)
-    _add_deploying(add)
+    later: Any = _Command  # stands in for a parser, though it is none
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=later)
+    for name, summary, fill in (
+        ("run", "train one federation", _fill_run),
+        ("resume", "continue a stopped run", _fill_resume),
+        ("compare", "several methods and seeds side by side", _fill_compare),
+        ("sweep", "all runs of experiment files", _fill_sweep),
+        ("list", "what there is", _fill_list),
+        ("report", "see what happened: one HTML page", _fill_report),
+        ("figures", "figures for papers", _fill_figures),
+        ("table", "tables for papers", _fill_table),
+        ("demo", "a guided tour of two minutes", _fill_demo),
+        ("associate", "where a newcomer belongs", _fill_associate),
+        ("evaluate", "how good predictions are as probabilities", _fill_evaluate),
+        ("deploy", "a real federation, across processes and machines", _fill_deploy),
+    ):
+        commands.add_parser(name, help=summary, fill=fill)
     return parser
 
 
-def _add_looking(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
-    """The commands that show what happened."""
-    text = "One page with everything about a run, or about several side by side; it needs no network."
-    report = add("report", "see what happened: one HTML page", text, REPORT_EXAMPLES)
-    figures = add("figures", "figures for papers", "Every figure of a run as PNG, SVG and PDF.", FIGURES_EXAMPLES)
-    table = add(
-        "table",
-        "tables for papers",
-        "Mean ± standard deviation over seeds, a row a method and combination of settings that vary.",
-        TABLE_EXAMPLES,
+def _describe(parser: _Parser, description: str, examples: str) -> None:
+    parser.description = textwrap.fill(description, 100)
+    parser.epilog = examples
+
+
+def _fill_run(parser: _Parser) -> None:
+    _describe(parser, "Train one federation.", RUN_EXAMPLES)
+    parser.add_argument(
+        "config", nargs="?", type=_path, metavar="FILE.toml", help="settings (default: the bundled example)"
     )
-    for parser in (report, figures, table):
-        parser.add_argument("runs", nargs="+", type=_path, metavar="RUN", help="run folders, or folders of run folders")
-    report.add_argument("--out", type=_path, default="report.html", metavar="FILE", help="default: report.html")
-    figures.add_argument("--out", type=_path, default="figures", metavar="DIR", help="default: figures")
-    figures.add_argument("--formats", default="png,svg,pdf", metavar="A,B,…", help="default: png,svg,pdf")
-    table.add_argument("--format", choices=("markdown", "csv", "latex"), default="markdown", help="default: markdown")
-
-    demo = add("demo", "a guided tour of two minutes", "A guided tour that ends with a report.", DEMO_EXAMPLES)
-    demo.add_argument("--out", type=_path, metavar="DIR", help="a new folder (default: bcfl-demo)")
-    demo.add_argument("--no-pause", action="store_true", help="do not wait for Enter between the parts")
-    demo.add_argument("--workers", type=_positive, metavar="N", help="threads that train clients (default: all cores)")
+    _add_settings(parser)
+    parser.add_argument("--seed", type=int, metavar="N", help="the run's seed (experiment.seed)")
+    parser.add_argument("--out", type=_path, metavar="DIR", help="the run's folder (default: runs/…)")
+    _add_live(parser)
+    _add_output(parser)
 
 
-def _add_predicting(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
-    """The commands that use what a run has learnt."""
+def _fill_resume(parser: _Parser) -> None:
+    _describe(parser, "Continue a stopped run.", RESUME_EXAMPLES)
+    parser.add_argument("run", type=_path, metavar="RUN", help="the run's folder")
+    _add_live(parser)
+    _add_output(parser)
+
+
+def _fill_compare(parser: _Parser) -> None:
+    text = (
+        "Run several methods over several seeds and print mean ± standard deviation. What is already done is not run "
+        "again; a stopped comparison goes on where it was."
+    )
+    _describe(parser, text, COMPARE_EXAMPLES)
+    parser.add_argument("config", nargs="?", type=_path, metavar="FILE.toml", help="settings shared by all runs")
+    _add_settings(parser)
+    parser.add_argument("--methods", required=True, metavar="A,B,…", help="methods, as in `bcfl list methods`")
+    parser.add_argument("--seeds", default="0", metavar="0,1,…", help="seeds (default: 0)")
+    _add_many(parser)
+    _add_output(parser)
+
+
+def _fill_sweep(parser: _Parser) -> None:
+    text = (
+        "Run every combination that experiment files describe in their [sweep] sections, the first seed of all before "
+        "the second of any. What is already done is not run again; a stopped sweep goes on where it was; several "
+        "sweeps may share a folder."
+    )
+    _describe(parser, text, SWEEP_EXAMPLES)
+    parser.add_argument("configs", nargs="+", type=_path, metavar="FILE.toml", help="experiment files")
+    _add_settings(parser)
+    _add_many(parser)
+    parser.add_argument("--dry-run", action="store_true", help="only list the runs, and which of them are done")
+    _add_output(parser)
+
+
+def _fill_list(parser: _Parser) -> None:
+    _describe(parser, "What there is to choose from.", LIST_EXAMPLES)
+    parser.add_argument("what", choices=("methods", "datasets", "models"))
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _fill_report(parser: _Parser) -> None:
+    text = "One page with everything about a run, or about several side by side; it needs no network."
+    _describe(parser, text, REPORT_EXAMPLES)
+    _add_runs(parser)
+    parser.add_argument("--out", type=_path, default="report.html", metavar="FILE", help="default: report.html")
+
+
+def _fill_figures(parser: _Parser) -> None:
+    _describe(parser, "Every figure of a run as PNG, SVG and PDF.", FIGURES_EXAMPLES)
+    _add_runs(parser)
+    parser.add_argument("--out", type=_path, default="figures", metavar="DIR", help="default: figures")
+    parser.add_argument("--formats", default="png,svg,pdf", metavar="A,B,…", help="default: png,svg,pdf")
+
+
+def _fill_table(parser: _Parser) -> None:
+    text = "Mean ± standard deviation over seeds, a row a method and combination of settings that vary."
+    _describe(parser, text, TABLE_EXAMPLES)
+    _add_runs(parser)
+    parser.add_argument("--format", choices=("markdown", "csv", "latex"), default="markdown", help="default: markdown")
+
+
+def _fill_demo(parser: _Parser) -> None:
+    _describe(parser, "A guided tour that ends with a report.", DEMO_EXAMPLES)
+    parser.add_argument("--out", type=_path, metavar="DIR", help="a new folder (default: bcfl-demo)")
+    parser.add_argument("--no-pause", action="store_true", help="do not wait for Enter between the parts")
+    _add_workers(parser)
+
+
+def _fill_associate(parser: _Parser) -> None:
     text = (
         "How likely a client that the run has never seen belongs to each cluster, by scoring a few of its examples; "
         "nothing is trained. FILE.npz holds x, (example, …) numbers prepared as the run's own data were, and y, "
         "(example,) whole-numbered labels."
     )
-    associate = add("associate", "where a newcomer belongs", text, ASSOCIATE_EXAMPLES)
-    associate.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
-    associate.add_argument(
+    _describe(parser, text, ASSOCIATE_EXAMPLES)
+    parser.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
+    parser.add_argument(
         "--data", type=_path, required=True, metavar="FILE.npz", help="the newcomer's examples: x and y"
     )
-    associate.add_argument("--examples", type=_positive, metavar="N", help="use the first N (default: all)")
-    associate.add_argument(
+    parser.add_argument("--examples", type=_positive, metavar="N", help="use the first N (default: all)")
+    parser.add_argument(
         "--temperature",
         default="none",
         metavar="T",
         help="log-likelihoods are divided by it: none (1, the posterior; the default), per_example, or a number",
     )
-    associate.add_argument(
+    parser.add_argument(
         "--prior",
         choices=("uniform", "size"),
         default="uniform",
         help="before any example: all clusters alike (the default), or by their numbers of clients",
     )
-    associate.add_argument(
-        "--save", type=_path, metavar="FILE.safetensors", help="write the most likely cluster's model"
-    )
-    associate.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--save", type=_path, metavar="FILE.safetensors", help="write the most likely cluster's model")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
+
+def _fill_evaluate(parser: _Parser) -> None:
     text = (
         "NLL, Brier score, ECE and accuracy at coverage over all clients' test data, of each client's best model and "
         "of its predictive mixture over hypotheses and, with --beliefs, over each belief. Needs the run's data."
     )
-    evaluate = add("evaluate", "how good predictions are as probabilities", text, EVALUATE_EXAMPLES)
-    evaluate.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
+    _describe(parser, text, EVALUATE_EXAMPLES)
+    parser.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
     kinds = ("mean", "samples", "sigma", "last_layer")
-    evaluate.add_argument(
-        "--beliefs", choices=kinds, default="mean", help="what stands for a belief (default: its mean)"
-    )
-    evaluate.add_argument("--samples", type=_positive, default=16, metavar="N", help="draws per belief (default: 16)")
-    evaluate.add_argument(
+    parser.add_argument("--beliefs", choices=kinds, default="mean", help="what stands for a belief (default: its mean)")
+    parser.add_argument("--samples", type=_positive, default=16, metavar="N", help="draws per belief (default: 16)")
+    parser.add_argument(
         "--prior-precision",
         default="1000",
         metavar="X",
         help="added to the beliefs' precision (default: 1000); auto: chosen on validation data (data.validation)",
     )
-    evaluate.add_argument("--out", type=_path, metavar="FILE.json", help="write all of it, with the coverage curve")
-    evaluate.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--out", type=_path, metavar="FILE.json", help="write all of it, with the coverage curve")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_deploying(add: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
-    """The commands for a federation of real processes, on Flower."""
+def _fill_deploy(deploy: _Parser) -> None:
     text = "A federation of real processes: on this machine, or as a folder to be taken to several."
-    deploy = add("deploy", "a real federation, across processes and machines", text, DEPLOY_EXAMPLES)
+    _describe(deploy, text, DEPLOY_EXAMPLES)
     places = deploy.add_subparsers(dest="place", metavar="WHERE", required=True)
     local = places.add_parser("local", help="on this machine: server, clients and a run, until it is done")
     folder = places.add_parser("init", help="a folder for several machines: settings, certificates, keys, scripts")
@@ -274,6 +308,10 @@ def _add_deploying(add: Callable[[str, str, str, str], argparse.ArgumentParser])
     folder.add_argument("--server", default="127.0.0.1", metavar="HOST", help="the server's name for clients")
     folder.add_argument("--port", type=_positive, default=9093, metavar="N", help="the server's port (default: 9093)")
     folder.add_argument("--data-factory", metavar="MODULE:FUNCTION", help="returns a client's data, on its own machine")
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=_path, metavar="RUN", help="run folders, or folders of run folders")
 
 
 def _add_live(parser: argparse.ArgumentParser) -> None:
@@ -300,9 +338,7 @@ def _add_many(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers", type=_positive, metavar="N", help="threads that train clients (default: all cores)"
-    )
+    _add_workers(parser)
     parser.add_argument(
         "--device",
         default="cpu",
@@ -311,6 +347,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    text = "threads that train clients (default: all cores)"
+    parser.add_argument("--workers", type=_positive, metavar="N", help=text)
 
 
 def _path(text: str) -> "Path":
