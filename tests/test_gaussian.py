@@ -164,9 +164,16 @@ def test_fusion_by_hand() -> None:
     assert_close(fuse(posteriors, prior, "product"), Gaussian(vector(mean), vector(10)))
     assert_close(fuse(posteriors, prior, "geometric"), Gaussian(vector(mean), vector(5)))
     assert_close(fuse(posteriors, prior, "exact"), Gaussian(vector((4 * 3 + 6 * 5 - 2 * 1) / 8), vector(8)))
+    assert_close(fuse(posteriors, prior, "pooled"), Gaussian(vector(4), vector(5)))
 
 
-@pytest.mark.parametrize("rule", RULES)
+def test_pooled_is_geometric_where_all_precisions_are_one() -> None:
+    prior, means = random_belief(16, 3), random_belief(17, 5, 3).mean
+    posteriors = Gaussian(means, random_belief(18, 3).precision.expand_as(means))
+    assert_close(fuse(posteriors, prior, "pooled"), fuse(posteriors, prior, "geometric"), 1e-12)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "pooled"])
 def test_fusion_with_a_flat_prior_weighs_by_precision(rule: FusionRule) -> None:
     posteriors = random_belief(8, 5, 3)
     fused = fuse(posteriors, flat(vector(7, 7, 7)), rule)
@@ -278,7 +285,7 @@ def test_exact_fusion_is_learning_one_after_another(prior: Gaussian, gained: lis
 
 
 def test_unknown_rule_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown fusion rule 'mean', allowed: product, exact, geometric"):
+    with pytest.raises(ValueError, match="unknown fusion rule 'mean', allowed: product, exact, geometric, pooled"):
         fuse([], random_belief(0, 2), "mean")  # type: ignore[arg-type]
     assert set(FUSION_RULES) == set(RULES)
 

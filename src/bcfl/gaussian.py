@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-FusionRule = Literal["product", "exact", "geometric"]
+FusionRule = Literal["product", "exact", "geometric", "pooled"]
 FUSION_RULES: tuple[str, ...] = get_args(FusionRule)
 
 
@@ -100,6 +100,11 @@ class Fusion:
         geometric   Λ = Σ Λⱼ / n             the product to the power 1/n
         mean        μ₀ + Σ Λⱼ (μⱼ − μ₀) / Λ  (for geometric: with the product's Λ)
 
+        pooled      Λ = Σ Λⱼ / n             the mean is μ₀ + Σ (μⱼ − μ₀) / n
+
+    `pooled` is `geometric` for posteriors that are thought to have one precision, of which each shows a noisy copy: no
+    posterior can take the mean over by claiming a high one.
+
     Means are accumulated relative to μ₀: there the prior's own term vanishes for every rule, and large common
     offsets do not eat the digits. A coordinate about which nothing is known (Λ = 0) keeps the prior's mean, and so
     does everything when no posterior was added. Precisions must be finite.
@@ -112,7 +117,7 @@ class Fusion:
             raise ValueError("prior must have finite means and precisions")
         self._prior, self._rule, self.count = prior, rule, 0.0
         self._shift, self._precision = into or (torch.empty_like(prior.mean), torch.empty_like(prior.mean))
-        self._shift.zero_()  # Σ Λⱼ (μⱼ − μ₀)
+        self._shift.zero_()  # Σ Λⱼ (μⱼ − μ₀), without Λⱼ for pooled
         self._precision.copy_(prior.precision) if rule == "exact" else self._precision.zero_()
 
     def add(self, posterior: Gaussian, weight: float = 1.0) -> None:
@@ -123,7 +128,11 @@ class Fusion:
         self._precision.add_(posterior.precision, alpha=weight)
         if self._rule == "exact":
             self._precision.sub_(self._prior.precision, alpha=weight)
-        self._shift.addcmul_(posterior.precision, posterior.mean - self._prior.mean, value=weight)
+        move = posterior.mean - self._prior.mean
+        if self._rule == "pooled":
+            self._shift.add_(move, alpha=weight)
+        else:
+            self._shift.addcmul_(posterior.precision, move, value=weight)
         self.count += weight
 
     def result(self) -> Gaussian:
@@ -133,8 +142,9 @@ class Fusion:
             self._precision.copy_(self._prior.precision)
             return Gaussian(self._shift, self._precision)
         unknown = self._precision.clamp_(min=0) == 0  # rounding may leave exact's difference a hair below zero
-        self._shift.div_(self._precision).masked_fill_(unknown, 0).add_(self._prior.mean)
-        if self._rule == "geometric":
+        self._shift.div_(self.count if self._rule == "pooled" else self._precision)
+        self._shift.masked_fill_(unknown, 0).add_(self._prior.mean)
+        if self._rule in ("geometric", "pooled"):
             self._precision.div_(self.count)
         return Gaussian(self._shift, self._precision)
 

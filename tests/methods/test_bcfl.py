@@ -12,7 +12,7 @@ from torch import Tensor
 from bcfl.association import Branches, branch
 from bcfl.conceptual import ConjugateClient, Story, conceptual_bcfl, joint_log_evidence, log_likelihood_at_mean
 from bcfl.federation import Hypotheses, Jobs
-from bcfl.gaussian import Gaussian, fuse, merge
+from bcfl.gaussian import FUSION_RULES, Gaussian, fuse, merge
 from bcfl.methods.bcfl import BCFL
 from bcfl.randomness import generator
 
@@ -141,7 +141,19 @@ def test_a_greedy_round_fuses_local_posteriors_by_the_rule(fusion: Any, forgetti
         assert torch.allclose(state.models.precision[cluster], expected.precision)
 
 
-@pytest.mark.parametrize("fusion", ["product", "exact", "geometric"])
+@pytest.mark.parametrize("strategy", ["greedy", "consensus", "multi"])
+def test_pooled_fusion_weighs_clients_by_their_examples(strategy: Any) -> None:
+    method = BCFL(2, strategy, 1, fusion="pooled", forgetting=0.0, prior_precision=2.0)
+    clients = tiny()
+    state, _ = method.round(method.init(clients), clients)
+    prior = Gaussian(STARTS[0, 0], torch.full((2,), 2.0, dtype=torch.float64))
+    few, many = (clients.clients[j].posterior(prior) for j in (0, 1))
+    own = state.models[int(state.model_of[0, 0])]
+    assert torch.allclose(own.mean, (10 * few.mean + 30 * many.mean) / 40)
+    assert torch.allclose(own.precision, (10 * few.precision + 30 * many.precision) / 40)
+
+
+@pytest.mark.parametrize("fusion", FUSION_RULES)
 def test_statistics_are_averaged_by_examples_in_every_round(fusion: Any) -> None:
     """BatchNorm's statistics and the momentum are no evidence: however sure a belief is, they count examples afresh."""
     method = BCFL(1, "greedy", 1, fusion=fusion)

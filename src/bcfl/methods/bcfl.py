@@ -13,7 +13,14 @@ from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.gaussian import FusionRule, Gaussian, merge, stack
 from bcfl.methods.clustering import warm_up
 from bcfl.methods.memory import Memory
-from bcfl.methods.training import Groups, belief_folds, distinct_groups, single_story, train_groups
+from bcfl.methods.training import (
+    Groups,
+    belief_folds,
+    client_weights,
+    distinct_groups,
+    single_story,
+    train_groups,
+)
 from bcfl.racing import race
 from bcfl.randomness import generator
 from bcfl.transition import Stay
@@ -92,10 +99,11 @@ class BCFL:
         """One exchange: each client picks the belief that explains its data best and trains that one."""
         assignment = state.assignment.clone()
         folds = belief_folds(state.models, torch.arange(len(state.models)), clients, self.fusion, self.forgetting)
+        weight = client_weights(clients, self.fusion)
         error = self.racing / int(clients.present.sum())  # of each client
         for choice in clients.fit_best(state.models, 1 - self.forgetting, True, self.scoring_examples, error):
             assignment[0, choice.client] = choice.belief
-            folds.add(choice.belief, choice.posterior)
+            folds.add(choice.belief, choice.posterior, weight[choice.client])
         new = single_story(folds.results(), assignment)
         return new, one_story(new)
 

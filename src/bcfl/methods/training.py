@@ -89,6 +89,11 @@ def belief_folds(
     return FusionStack(priors, models, belief_of_group, rule)
 
 
+def client_weights(clients: Clients, rule: FusionRule) -> list[float]:
+    """How much of each client's posterior is fused: precisions tell by themselves how many examples there are."""
+    return clients.num_examples.tolist() if rule == "pooled" else [1.0] * len(clients.num_examples)
+
+
 def train_groups(
     state: Hypotheses,
     groups: Groups,
@@ -108,11 +113,13 @@ def train_groups(
         parent_of=state.parent_of,
         held_out=held_out,
     )
+    weight = client_weights(clients, rule)
     for job, posterior in enumerate(clients.fit(state.models, jobs)):
+        client = int(groups.job_client[job])
         if posterior is not None:
-            watch(int(groups.job_belief[job]), int(groups.job_client[job]), posterior)
+            watch(int(groups.job_belief[job]), client, posterior)
         for group in groups.users_of_job[job]:
-            folds.add(group, posterior)
+            folds.add(group, posterior, weight[client])
     return folds
 
 
