@@ -50,6 +50,12 @@ def test_every_figure_is_valid_plotly(made_up: MakeRun) -> None:
             go.Figure(with_colours(figure))  # raises for any property that Plotly does not know
 
 
+def test_a_single_round_does_not_stretch_the_axis_beyond_one(made_up: MakeRun) -> None:
+    for rounds, expected in ((1, "tozero"), (8, None)):
+        runs = [made_up(f"{rounds}-{seed}", rounds=rounds, seed=seed) for seed in (0, 1)]
+        assert figures_of(report(read_runs(runs)))["accuracy"]["layout"]["yaxis"].get("rangemode") == expected
+
+
 def test_edges_are_the_accumulated_co_association(made_up: MakeRun) -> None:
     path = made_up()
     run = read_run(path)

@@ -42,7 +42,10 @@ def by_round(groups: Sequence[Group], key: str, title: str) -> Figure:
     for index, group in enumerate(groups):
         rounds, mean, spread = group.band(lambda run: run.curve(key))
         traces += _line_with_band(index, group, rounds.tolist(), mean, spread, "round %{x}")
-    return {"data": traces, "layout": _axes("round", title, legend=len(groups) > 1)}
+    layout = _axes("round", title, legend=len(groups) > 1)
+    if all(len(set(trace["x"])) == 1 for trace in traces):  # or the axis would reach from one below to one above
+        layout["yaxis"]["rangemode"] = "tozero"
+    return {"data": traces, "layout": layout}
 
 
 def by_work(groups: Sequence[Group], key: str, title: str) -> Figure:
