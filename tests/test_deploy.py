@@ -13,7 +13,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from bcfl.deploy.folder import LOCKED_DOWN, Site, gate_command, init, link_comma
 from bcfl.deploy.gate import MAX_BYTES, Gate
 from bcfl.deploy.local import Federation, follow, free_ports
 from bcfl.deploy.settings import read_settings
+from bcfl.engines.flower import Terms
 from bcfl.experiment.config import Config, load_config
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import RunStoppedError, load_result, start
@@ -101,6 +102,7 @@ def test_the_apps_settings_are_the_runs(written: Path) -> None:
     config, terms, out = read_run_config(flatten_dict(app["config"]))
     expected, _ = read_settings(None, ["model.name=mlp"], 3)
     assert (config, terms.num_clients, terms.deadline, out) == (expected, 3, 77.0, Path("run"))
+    assert {"experiment.joins", "method.racing", "deploy.min_share"} <= flatten_dict(app["config"]).keys()
 
 
 @needs_tools
@@ -233,11 +235,11 @@ def loopback_only() -> Iterator[bool]:
             assert libc.setns(before.fileno(), CLONE_NEWNET) == 0
 
 
-def settings_of(method: str, rounds: int = 3) -> Config:
+def settings_of(method: str, rounds: int = 3, joins: str = "[]") -> Config:
     """Rotated digits; tested only in the end, because every message is a new process that must load torch."""
     overrides = ["data.partition=feature(3,1)", "data.rotations=[0, 90, 180]", "method.num_clusters=3"]
     more = [f"method.name={method}", f"experiment.rounds={rounds}", f"experiment.evaluate_every={rounds}"]
-    return load_config(None, [*overrides, *more, "training.local_steps=5"])
+    return load_config(None, [*overrides, *more, f"experiment.joins={joins}", "training.local_steps=5"])
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +248,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory, loopback_only: bool) ->
     folder = tmp_path_factory.mktemp("real") / "federation"
     ports = free_ports(NUM_CLIENTS + 1)
     site = Site(folder, NUM_CLIENTS, "127.0.0.1", ports[0], None, tuple(ports[1:]))
-    init(site, settings_of("bcfl-mh-3"), {"num_clients": NUM_CLIENTS, "wait": 120.0, "deadline": 120.0})
+    init(site, settings_of("bcfl-mh-3"), asdict(Terms(NUM_CLIENTS, wait=120.0, deadline=120.0)))
     with Federation(site) as running:
         running.start_link()
         running.register()
@@ -257,8 +259,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory, loopback_only: bool) ->
     assert leftover == []
 
 
-def submit(federation: Federation, method: str, rounds: int, out: Path, **deploy: Any) -> str:
+def submit(federation: Federation, method: str, rounds: int, out: Path, joins: str = "[]", **deploy: Any) -> str:
     changes = {"method.name": method, "experiment.rounds": rounds, "experiment.evaluate_every": rounds}
+    changes["experiment.joins"] = joins
     changes |= {"deploy.out": str(out), **{f"deploy.{key}": value for key, value in deploy.items()}}
     return federation.submit(*(f"{k}={v!r}".replace("'", '"') for k, v in changes.items()))
 
@@ -361,6 +364,24 @@ def test_strangers_are_refused_and_a_killed_client_does_not_stop_the_run(
 
 @pytest.mark.slow
 @needs_tools
+def test_a_client_that_starts_late_joins_the_running_federation(federation: Federation, tmp_path: Path) -> None:
+    """Announced for round 2 and waited for, since all who have joined must answer: the simulator's numbers."""
+    federation.stop("client-2")
+    out, joins = tmp_path / "run", "[[2,2]]"
+    run = submit(federation, "bcfl-g", 2, out, joins=joins, min_share=1.0)
+    wait_for(lambda: len(RunFolder(out).lines("rounds.jsonl")) >= 2, 300)  # round 1 is over
+    federation.start_node(2)
+    follow(federation, run, settings_of("bcfl-g", 2), out)
+    records = RunFolder(out).lines("rounds.jsonl")
+    assert [record["work"]["trainings"] for record in records[1:]] == [2, 3]
+    placed = [story["assignment"][0][2] for story in RunFolder(out).lines("associations.jsonl")]
+    assert placed[0] == -1
+    assert placed[1] >= 0
+    assert_same(load_result(out), start(settings_of("bcfl-g", 2, joins), None))
+
+
+@pytest.mark.slow
+@needs_tools
 def test_none_of_this_needed_any_network_but_loopback(federation: Federation, loopback_only: bool) -> None:
     if not loopback_only:
         pytest.skip("a network namespace needs privileges")
@@ -376,3 +397,7 @@ def test_what_stops_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(federation, "log", lambda run: "all well\nConnectionError: 1 of 3 clients are there\nbye")
     with pytest.raises(RunStoppedError, match="finished:failed: ConnectionError: 1 of 3 clients are there; the same"):
         follow(federation, "1", settings_of("fedavg"), tmp_path / "run")
+    refusal = '{"success": false, "error-message": "Invalid run configuration."}'
+    monkeypatch.setattr(federation, "flwr", lambda *arguments: refusal)
+    with pytest.raises(RunStoppedError, match=r"flwr run failed: Invalid run configuration\."):
+        federation.submit("experiment.nonsense=1")

@@ -145,7 +145,7 @@ def _write_app(folder: Path, config: Config, terms: Mapping[str, Any]) -> None:
 
 def run_config(config: Config, terms: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as Flower's flat run configuration; what that cannot hold (nothing, lists) is written as text."""
-    sections = {**config.as_dict(), "deploy": dict(terms)}
+    sections = {**config.all_settings(), "deploy": dict(terms)}  # Flower changes none that is not listed
     flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
     texts = {key: "none" if value is None else value for key, value in flat.items()}
     return {key: str(value) if isinstance(value, list) else value for key, value in texts.items()}

@@ -68,8 +68,10 @@ class Federation:
         """Start a run of the app and return Flower's number for it."""
         changes = ["-c", " ".join(overrides)] if overrides else []  # of several -c Flower would take the last
         app = str(self.site.folder / "app")
-        answer = self.flwr("run", app, CONNECTION, "--format", "json", *changes)
-        return str(_json(answer)["run-id"])
+        answer = _json(self.flwr("run", app, CONNECTION, "--format", "json", *changes))
+        if "run-id" not in answer:  # Flower's exit code does not tell
+            raise RunStoppedError(f"flwr run failed: {_last_line(str(answer.get('error-message', answer)))}")
+        return str(answer["run-id"])
 
     def status(self, run: str) -> str:
         """pending, starting, running, or finished:completed, finished:failed, finished:stopped."""

@@ -99,9 +99,14 @@ class Config:
         data = self.data.name if self.data.factory is None else "own"
         return f"{data}-{self.method['name']}-s{self.experiment.seed}"
 
-    def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Plain values, ready for JSON."""
+    def all_settings(self) -> dict[str, dict[str, Any]]:
+        """Every setting as a plain value, ready for JSON."""
         plain: dict[str, dict[str, Any]] = json.loads(json.dumps(dataclasses.asdict(self)))  # tuples become lists
+        return plain
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """The settings as runs write them down: without the younger ones where these are off."""
+        plain = self.all_settings()
         for (section, key), off in YOUNGER.items():
             if plain[section].get(key, off) == off:
                 plain[section].pop(key, None)
