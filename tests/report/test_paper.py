@@ -1,11 +1,13 @@
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up_runs import write_eventful_run
 
 from bcfl.cli import main
-from bcfl.report.layout import client_graph
+from bcfl.report.layout import MARK_NAMES, client_graph, marks
 from bcfl.report.reading import group_runs, read_run, read_runs
 
 pytest.importorskip("matplotlib")
@@ -32,6 +34,16 @@ def test_several_methods_have_files_of_their_own(
     names = {path.name for path in paper.save_figures(runs, tmp_path / "figures", ["svg"])}
     assert {"learning.svg", "graph-bcfl-mh-3.svg", "trellis-bcfl-mh-3.svg", "graph-bcfl-g.svg"} <= names
     assert "trellis-bcfl-g.svg" not in names
+
+
+def test_the_trellis_has_the_pages_marks(tmp_path: Path) -> None:
+    run = read_run(write_eventful_run(tmp_path / "run"))
+    figure = paper.descent(run)
+    assert figure is not None
+    drawn = {str(dots.get_label()): len(dots.get_offsets()) for dots in figure.axes[0].collections}
+    told = Counter(MARK_NAMES[mark.kind] for mark in marks(run))
+    assert {name: drawn[name] for name in told} == told
+    assert told.keys() == set(MARK_NAMES.values())
 
 
 def test_edge_widths_are_the_co_association(made_up: MakeRun) -> None:

@@ -1,6 +1,6 @@
 """What figures show of a run, laid out but not drawn: columns of clients, the trellis and its marks, the graph."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,15 @@ class Mark:
     text: str
 
 
-KINDS_OF_MARK = ("birth", "merge", "death", "newcomer", "drift", "followed")
+MARK_NAMES = {
+    "birth": "born",
+    "merge": "merged",
+    "death": "given up",
+    "newcomer": "newcomer",
+    "drift": "changes group",
+    "followed": "found again",
+}
+KINDS_OF_MARK = tuple(MARK_NAMES)
 
 
 def marks(run: Run) -> list[Mark]:
@@ -161,6 +169,17 @@ def marks(run: Run) -> list[Mark]:
         Mark(KINDS_OF_MARK[kind], round_index, rank, "<br>".join(texts))
         for (round_index, rank, kind), texts in sorted(told.items())
     ]
+
+
+def mark_places(happened: Sequence[Mark]) -> list[float]:
+    """Above its hypothesis' dot, and above one another where several things happened at once."""  # (mark,)
+    seen: dict[tuple[int, int], int] = {}
+    places = []
+    for mark in happened:
+        above = seen.setdefault((mark.round, mark.rank), 0)
+        seen[mark.round, mark.rank] += 1
+        places.append(mark.rank + 1 - 0.3 - 0.22 * above)
+    return places
 
 
 def _event_text(event: Mapping[str, Any]) -> str:

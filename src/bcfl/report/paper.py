@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bcfl.report import require
-from bcfl.report.layout import client_graph, columns, spread, trellis
+from bcfl.report.layout import MARK_NAMES, client_graph, columns, mark_places, marks, spread, trellis
 from bcfl.report.reading import Group, Run, group_runs
 
 if TYPE_CHECKING:
@@ -20,6 +20,14 @@ FORMATS = ("png", "svg", "pdf")
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the page uses the same.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A", "#6F7683")
 DASHES = ("-", "--", ":", "-.")
+MARKS: dict[str, Any] = {  # as on the page
+    "birth": {"c": COLOURS[6], "marker": "^"},
+    "merge": {"c": COLOURS[6], "marker": "D"},
+    "death": {"c": COLOURS[6], "marker": "v"},
+    "newcomer": {"c": COLOURS[2], "marker": "P"},
+    "drift": {"c": COLOURS[4], "marker": "*"},
+    "followed": {"facecolors": "none", "edgecolors": COLOURS[4], "marker": "*"},
+}
 WIDEST_EDGE = 4.0  # points, of a pair that always shared a cluster
 STYLE: Any = {
     "font.size": 8,
@@ -149,8 +157,9 @@ def _name_clients(axes: "Axes", labels: Sequence[str]) -> None:
 
 
 def descent(run: Run) -> "Figure | None":
-    """The hypothesis trellis: dots are hypotheses, their area the weight; crosses were pruned."""
-    if not (run.clusters_clients and run.carries_hypotheses):
+    """The hypothesis trellis: dots are hypotheses, their area the weight; crosses were pruned. Above, what happened."""
+    happened = marks(run) if run.clusters_clients else []
+    if not (run.clusters_clients and (run.carries_hypotheses or happened)):
         return None
     tree = trellis(run)
     figure, axes = _figure(6.8, 0.8 + 0.28 * (int(tree.rank.max()) + 1))
@@ -166,7 +175,14 @@ def descent(run: Run) -> "Figure | None":
     ):
         axes.scatter(tree.round[chosen], tree.rank[chosen] + 1, s=4 + 40 * tree.weight[chosen], c=paint, marker=marker,
                      linewidths=0.8 if marker == "x" else 0, zorder=3)  # fmt: skip
-    axes.set(xlabel="round", ylabel="hypothesis", ylim=(tree.rank.max() + 1.6, 0.4))
+    places = mark_places(happened)
+    for kind, style in MARKS.items():
+        at = [(mark.round, place) for mark, place in zip(happened, places, strict=True) if mark.kind == kind]
+        if at:
+            axes.scatter(*zip(*at, strict=True), s=14, zorder=4, label=MARK_NAMES[kind], **style)
+    if happened:
+        axes.legend(fontsize=7, ncols=len(MARKS), loc="lower left", bbox_to_anchor=(0, 1))
+    axes.set(xlabel="round", ylabel="hypothesis", ylim=(tree.rank.max() + 1.6, min([0.4, *(p - 0.2 for p in places)])))
     return figure  # type: ignore[no-any-return]
 
 

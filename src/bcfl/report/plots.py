@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bcfl.report.layout import KINDS_OF_MARK, Columns, Mark, marks, spread, trellis
+from bcfl.report.layout import KINDS_OF_MARK, MARK_NAMES, Columns, Mark, mark_places, marks, spread, trellis
 from bcfl.report.reading import Floats, Group, Run
 
 Figure = dict[str, Any]
@@ -17,12 +17,12 @@ NUM_COLOURS = 8
 DASHES = ("solid", "dash", "dot", "dashdot")
 # Kind of mark -> what the legend calls it, its colour and symbol: one colour for what clusters do, others for clients.
 MARKS = {
-    "birth": ("born", "--c6", "triangle-up"),
-    "merge": ("merged", "--c6", "diamond"),
-    "death": ("given up", "--c6", "triangle-down"),
-    "newcomer": ("newcomer", "--c2", "cross"),
-    "drift": ("changes group", "--c4", "star"),
-    "followed": ("found again", "--c4", "star-open"),
+    "birth": ("--c6", "triangle-up"),
+    "merge": ("--c6", "diamond"),
+    "death": ("--c6", "triangle-down"),
+    "newcomer": ("--c2", "cross"),
+    "drift": ("--c4", "star"),
+    "followed": ("--c4", "star-open"),
 }
 HEAT = [[0, "--heat0"], [0.5, "--heat1"], [1, "--heat2"]]
 
@@ -150,35 +150,24 @@ def descent(run: Run) -> Figure:
     traces += _mark_traces(happened)
     layout = _axes("round", "hypothesis, heaviest first", legend=True, meta="short names")
     ranks = list(range(1, int(tree.rank.max()) + 2))
-    top = min([0.5, *(place - 0.2 for place in _mark_places(happened))])
+    top = min([0.5, *(place - 0.2 for place in mark_places(happened))])
     layout["yaxis"] |= {"range": [ranks[-1] + 0.5, top], "showgrid": False, "zeroline": False}
     layout["yaxis"] |= {"tickvals": ranks} if len(ranks) <= 12 else {}
     layout["xaxis"] |= {"showgrid": False, "range": [0.4, int(tree.round[-1]) + 0.6]}
     return {"data": traces, "layout": layout}
 
 
-def _mark_places(happened: Sequence[Mark]) -> list[float]:
-    """Above its hypothesis' dot, and above one another where several things happened at once."""  # (mark,)
-    seen: dict[tuple[int, int], int] = {}
-    places = []
-    for mark in happened:
-        above = seen.setdefault((mark.round, mark.rank), 0)
-        seen[mark.round, mark.rank] += 1
-        places.append(mark.rank + 1 - 0.3 - 0.22 * above)
-    return places
-
-
 def _mark_traces(happened: Sequence[Mark]) -> list[dict[str, Any]]:
     """One trace, and so one entry of the legend, for each kind of thing that happened."""
-    placed = list(zip(happened, _mark_places(happened), strict=True))
+    placed = list(zip(happened, mark_places(happened), strict=True))
     traces = []
     for kind in KINDS_OF_MARK:
         own = [(mark, place) for mark, place in placed if mark.kind == kind]
         if own:
-            name, paint, symbol = MARKS[kind]
+            paint, symbol = MARKS[kind]
             traces.append({
                 "x": [mark.round for mark, _ in own], "y": rounded([place for _, place in own]), "mode": "markers",
-                "name": name,
+                "name": MARK_NAMES[kind],
                 "marker": {"size": 10, "color": paint, "symbol": symbol, "line": {"width": 1, "color": paint}},
                 "text": [f"round {mark.round}<br>{mark.text}" for mark, _ in own],
                 "hovertemplate": "%{text}<extra></extra>",
