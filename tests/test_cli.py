@@ -23,6 +23,7 @@ from bcfl.experiment.store import RunFolder
 from bcfl.methods import METHODS
 from bcfl.models import MODELS
 
+ROOT = Path(__file__).parent.parent
 SMALL = {
     "data.partition": "feature(4,2)",
     "experiment.rounds": "2",
@@ -449,6 +450,16 @@ def test_every_command_of_the_parser_does_something() -> None:
 def test_help_does_not_wait_for_torch() -> None:
     script = "import sys; from bcfl.cli import main; code = main(['--version']); assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == __version__
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "bcfl", "sweep", "experiments/table1-cifar10.toml", "--dry-run"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
 
 
 @pytest.mark.slow

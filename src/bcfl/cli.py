@@ -381,7 +381,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from bcfl import commands
 
     try:
-        return commands.COMMANDS[options.command](options)
+        code = commands.COMMANDS[options.command](options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes at exit
+        return 141
     except (ValueError, OSError) as error:
         return _complain(str(error), 2)
     except commands.RunStoppedError as error:
