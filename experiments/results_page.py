@@ -131,7 +131,7 @@ def below_paper(
             parts.append(f"{title} {fmean(ours):.2f} is {gap:.2f} below the paper's {theirs} ({spread})")
         if parts:
             seeds = "1 seed" if len(row.runs) == 1 else f"{len(row.runs)} seeds"
-            why = reasons.get(row.label) or reasons.get(row.method) or "Why is not known yet."
+            why = reasons.get(row.label, "Why is not known yet.")
             sentences.append(f"- {row.label}: {'; '.join(parts)}; {seeds}. {why}")
     return ["Below the paper's:", "", *sentences, ""] if sentences else []
 
