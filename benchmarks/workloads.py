@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bcfl.association import Branches
 from bcfl.data.partition import FederatedData
+from bcfl.engines.memory import keep_freed_memory
 from bcfl.engines.simulator import Simulator
 from bcfl.federation import Hypotheses, Method
 from bcfl.local import Training, batches
@@ -52,6 +53,7 @@ class Workload:
         return FederatedData(x, y, x[:1], y[:1], held, tested, group, self.num_classes, 0, "made up")
 
     def simulator(self, num_workers: int) -> Simulator:
+        keep_freed_memory()  # before there are data, as in a run
         return Simulator(self.factory, self.data(), self.training, SEED, num_workers=num_workers)
 
 
@@ -65,7 +67,7 @@ NETS = (
         (3, 28, 28),
         num_clients=10,
         num_groups=5,
-        training=Training(learning_rate=0.005, local_steps=5),  # a round takes long enough
+        training=Training(learning_rate=0.005),
     ),
 )
 TINY = Workload("64-32-10 net", mlp, (64,), num_examples=32, training=Training(local_steps=1))

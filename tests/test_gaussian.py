@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bcfl import gaussian
 from bcfl.conceptual import ConjugateClient
 from bcfl.gaussian import (
     FUSION_RULES,
@@ -232,6 +233,16 @@ def test_the_fold_is_bit_identical_to_fuse(rule: FusionRule, dtype: torch.dtype)
     assert_identical(folded, fuse((posterior for posterior in posteriors), prior, rule))
     assert_identical(prior, random_belief(12, 500, dtype=dtype))  # the fold works on its own memory
     assert_identical(posteriors, random_belief(13, 20, 500, dtype=dtype))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_long_vectors_are_taken_in_blocks_with_the_same_bits(rule: FusionRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    prior, posteriors = random_belief(19, 500, dtype=torch.float32), random_belief(20, 5, 500, dtype=torch.float32)
+    weight = torch.randn(5, generator=generator(21))
+    whole = fuse(posteriors, prior, rule), merge(posteriors, weight)
+    monkeypatch.setattr(gaussian, "BLOCK", 64)
+    for blocked, expected in zip((fuse(posteriors, prior, rule), merge(posteriors, weight)), whole, strict=True):
+        assert_identical(blocked, expected)
 
 
 @pytest.mark.parametrize("rule", RULES)

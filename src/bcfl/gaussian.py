@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 FusionRule = Literal["product", "exact", "geometric", "pooled"]
+BLOCK = 1 << 18  # numbers of each vector that are taken together where there are millions
 FUSION_RULES: tuple[str, ...] = get_args(FusionRule)
 
 
@@ -61,6 +62,11 @@ def distinct(values: Tensor) -> Tensor:
     for axis, step in enumerate(values.stride()):
         values = values.narrow(axis, 0, 1) if step == 0 and values.shape[axis] else values
     return values
+
+
+def _blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same stretch of each of them: what is made of it on the way stays in the cache."""
+    return zip(*(vector.split(BLOCK, -1) for vector in vectors), strict=True)
 
 
 def _known(mean: Tensor, precision: Tensor) -> Gaussian:
@@ -125,14 +131,17 @@ class Fusion:
         if posterior.mean.shape != self._prior.mean.shape:
             shapes = f"{tuple(posterior.mean.shape)} and {tuple(self._prior.mean.shape)}"
             raise ValueError(f"posterior and prior must have one shape, got {shapes}")
-        self._precision.add_(posterior.precision, alpha=weight)
-        if self._rule == "exact":
-            self._precision.sub_(self._prior.precision, alpha=weight)
-        move = posterior.mean - self._prior.mean
-        if self._rule == "pooled":
-            self._shift.add_(move, alpha=weight)
-        else:
-            self._shift.addcmul_(posterior.precision, move, value=weight)
+        prior, ours = self._prior, (self._shift, self._precision)
+        for shift, total, mean, precision, prior_mean, prior_precision in _blocks(
+            *ours, posterior.mean, posterior.precision, prior.mean, prior.precision
+        ):
+            total.add_(precision, alpha=weight)
+            if self._rule == "exact":
+                total.sub_(prior_precision, alpha=weight)
+            if self._rule == "pooled":
+                shift.add_(mean - prior_mean, alpha=weight)
+            else:
+                shift.addcmul_(precision, mean - prior_mean, value=weight)
         self.count += weight
 
     def result(self) -> Gaussian:
@@ -179,10 +188,13 @@ class Merging:
             return
         self._total += weight
         share = weight / self._total
-        step = component.mean - self._mean
-        self._mean.add_(step, alpha=share)
-        self._variance.add_(component.variance, alpha=weight)
-        self._variance.addcmul_(step, step, value=weight * (1 - share))
+        for mean, variance, own_mean, own_precision in _blocks(
+            self._mean, self._variance, component.mean, component.precision
+        ):
+            step = own_mean - mean
+            mean.add_(step, alpha=share)
+            variance.add_(own_precision.reciprocal(), alpha=weight)
+            variance.addcmul_(step, step, value=weight * (1 - share))
 
     def result(self) -> Gaussian:
         """The merged belief; the fold is used up."""

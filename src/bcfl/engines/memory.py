@@ -7,6 +7,7 @@ from functools import cache
 # glibc's parameters and their numbers, from malloc.h: they have no other door.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 BLOCK = 1 << 30  # bytes: larger blocks than this still come from the kernel and go back to it
+NEVER = -1  # as a threshold: freed memory at the end of the heap is kept, however much
 PAD = 64 << 20  # bytes: the least by which the heap grows
 
 
@@ -16,7 +17,8 @@ def keep_freed_memory() -> bool:
 
     By default glibc takes every block above 32 MB from the kernel and gives it back when it is freed, so each training
     step meets its gradients and activations as fresh pages: a fault and a page of zeros for every 4 kB. And threads
-    get heaps of 64 MB, out of which the blocks of a large model fall again; one heap for all has no such bound.
+    get heaps of 64 MB, out of which the blocks of a large model fall again; one heap for all has no such bound. Heaps
+    that threads have by now stay, and later threads share them: the sooner this is called, the better.
     An allocator that the user has set up is left alone.
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or "GLIBC_TUNABLES" in os.environ:
@@ -26,7 +28,7 @@ def keep_freed_memory() -> bool:
         mallopt, _ = library.mallopt, library.gnu_get_libc_version  # other libraries' mallopt has other numbers
     except (AttributeError, OSError, TypeError):  # macOS, musl, Windows
         return False
-    settings = {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: BLOCK, M_TRIM_THRESHOLD: 2 * BLOCK - 1, M_TOP_PAD: PAD}
+    settings = {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: BLOCK, M_TRIM_THRESHOLD: NEVER, M_TOP_PAD: PAD}
     return all(mallopt(name, value) for name, value in settings.items())
 
 

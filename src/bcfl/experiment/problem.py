@@ -14,6 +14,7 @@ from bcfl.data.arrays import from_arrays
 from bcfl.data.datasets import DATASETS, load
 from bcfl.data.drift import with_drift
 from bcfl.data.partition import FederatedData, partition, with_validation
+from bcfl.engines.memory import keep_freed_memory
 from bcfl.experiment.config import FROM_PYTHON, Config
 from bcfl.federation import Method
 from bcfl.methods import make_method
@@ -92,6 +93,7 @@ def _check_cluster_size(config: Config, num_clusters: int, num_clients: int) -> 
 
 def load_data(config: Config, clients: Sequence[Any] | None = None) -> FederatedData:
     """The configured data, cut into clients, or a user's own clients."""
+    keep_freed_memory()  # preparing data may start torch's threads, which must have no heaps of their own by then
     data, section = _whole_data(config, clients), config.data
     if section.validation:
         data = with_validation(data, section.validation, config.experiment.seed)
