@@ -61,14 +61,7 @@ NETS = (
     Workload("Fashion-MNIST net", fashion_cnn, (1, 28, 28)),
     Workload("CIFAR-10 net", cifar_cnn, (3, 32, 32)),
     Workload("AmazonReview net", amazon_mlp, (5000,), num_classes=2),
-    Workload(
-        "Digits-Five net",
-        digits_five_cnn,
-        (3, 28, 28),
-        num_clients=10,
-        num_groups=5,
-        training=Training(learning_rate=0.005),
-    ),
+    Workload("Digits-Five net", digits_five_cnn, (3, 28, 28), num_clients=10, num_groups=5),
 )
 TINY = Workload("64-32-10 net", mlp, (64,), num_examples=32, training=Training(local_steps=1))
 

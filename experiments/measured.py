@@ -20,6 +20,7 @@ SCORED = 1 / 3  # what scoring an example costs of training on it: a forward pas
 BYTES = {"parameters_down": 4, "parameters_up": 4, "scalars_up": 8}  # of a number sent
 PUBLISHED_SPLIT = "label(4,10,0.1), the published split"
 OWN_SPLITS = "label(4,10,0.1), our own splits (one per seed)"
+TOLD = {"method.fusion": "geometric"}  # settings that are told wherever they are another than this
 MEASURES = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 
 
@@ -130,15 +131,21 @@ def main_clusters(problem: Problem, records: Iterable[Record], paper: Paper) -> 
     return max(printed, key=lambda k: printed[k]) if printed else max(here, key=here.count, default=None)
 
 
+def _setting(record: Record, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return record["config"][section].get(name, TOLD[key])
+
+
 def rows_of(records: Iterable[Record]) -> list[Row]:
-    """The runs by method and settings; settings are told only where a method was run with several."""
+    """The runs by method and settings; settings are told where a method was run with several, or as TOLD says."""
     by_method: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_method[record["result"]["method"]].append(record)
     rows: dict[str, Row] = {}
     for method, own in by_method.items():
         for record, settings in zip(own, differences([record["config"] for record in own]), strict=True):
-            row = Row(method, settings, [])
+            told = {key: _setting(record, key) for key, usual in TOLD.items() if _setting(record, key) != usual}
+            row = Row(method, {**told, **settings}, [])
             rows.setdefault(row.label, row).runs.append(record)
     return list(rows.values())
 
