@@ -1,5 +1,6 @@
 """One thread for all tests: they are small, and several may run side by side. Puts this folder on the path as well."""
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -8,3 +9,8 @@ torch.set_num_threads(1)
 # A busy machine is not a failure, and a test that fails must fail again.
 settings.register_profile("bcfl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bcfl")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real federations first: they mostly wait for processes, and in the end nothing else would be left to do."""
+    items.sort(key=lambda item: item.path.name != "test_deploy.py")
