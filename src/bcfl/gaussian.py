@@ -131,9 +131,9 @@ class Fusion:
         if posterior.mean.shape != self._prior.mean.shape:
             shapes = f"{tuple(posterior.mean.shape)} and {tuple(self._prior.mean.shape)}"
             raise ValueError(f"posterior and prior must have one shape, got {shapes}")
-        prior, ours = self._prior, (self._shift, self._precision)
+        prior = self._prior
         for shift, total, mean, precision, prior_mean, prior_precision in _blocks(
-            *ours, posterior.mean, posterior.precision, prior.mean, prior.precision
+            self._shift, self._precision, posterior.mean, posterior.precision, prior.mean, prior.precision
         ):
             total.add_(precision, alpha=weight)
             if self._rule == "exact":

@@ -15,7 +15,7 @@ from bcfl.report.reading import Floats, Group, Run
 Figure = dict[str, Any]
 NUM_COLOURS = 8
 DASHES = ("solid", "dash", "dot", "dashdot")
-# Kind of mark -> what the legend calls it, its colour and symbol: one colour for what clusters do, others for clients.
+# Kind of mark -> its colour and symbol: one colour for what clusters do, others for clients.
 MARKS = {
     "birth": ("--c6", "triangle-up"),
     "merge": ("--c6", "diamond"),
