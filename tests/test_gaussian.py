@@ -246,6 +246,16 @@ def test_long_vectors_are_taken_in_blocks_with_the_same_bits(rule: FusionRule, m
 
 
 @pytest.mark.parametrize("rule", RULES)
+def test_one_precision_for_all_coordinates_is_added_as_one_number_with_the_same_bits(rule: FusionRule) -> None:
+    prior, means = flat(random_belief(22, 500, dtype=torch.float32).mean), torch.randn(5, 500, generator=generator(23))
+    short = [Gaussian(mean, torch.tensor(float(n)).expand(500)) for n, mean in enumerate(means, 100)]
+    long = [Gaussian(posterior.mean, posterior.precision.clone()) for posterior in short]
+    mixed = [*short[:2], *long[2:]]
+    assert_identical(fuse(short, prior, rule), fuse(long, prior, rule))
+    assert_identical(fuse(mixed, prior, rule), fuse(long, prior, rule))
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_weight_is_a_power_of_the_posterior(rule: FusionRule) -> None:
     prior, posteriors = random_belief(14, 3), random_belief(15, 2, 3)
     fold = Fusion(prior, rule)

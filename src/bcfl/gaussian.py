@@ -79,7 +79,7 @@ def _known(mean: Tensor, precision: Tensor) -> Gaussian:
 
 def flat(mean: Tensor) -> Gaussian:
     """A belief that knows nothing (precision 0), centred on `mean`."""
-    return Gaussian(mean, torch.zeros_like(mean))
+    return Gaussian(mean, mean.new_zeros(()).expand_as(mean))  # one zero stands for all: no vector to be looked through
 
 
 def stack(beliefs: Sequence[Gaussian]) -> Gaussian:
@@ -91,7 +91,9 @@ def temper(belief: Gaussian, power: float) -> Gaussian:
     """p(ω)^power, renormalised: the same mean with its precision scaled by `power`."""
     if not (power >= 0 and math.isfinite(power)):
         raise ValueError(f"power must be a finite number ≥ 0, got {power}")
-    return belief if power == 1 else _known(belief.mean, belief.precision * power)
+    if power == 1:
+        return belief
+    return _known(belief.mean, (distinct(belief.precision) * power).expand_as(belief.precision))
 
 
 class Fusion:
@@ -122,6 +124,7 @@ class Fusion:
         if not prior.is_finite():  # ∞ − ∞ would quietly become NaN
             raise ValueError("prior must have finite means and precisions")
         self._prior, self._rule, self.count = prior, rule, 0.0
+        self._everywhere = 0.0  # what posteriors with one precision for all coordinates have of it, in sum
         self._shift, self._precision = into or (torch.empty_like(prior.mean), torch.empty_like(prior.mean))
         self._shift.zero_()  # Σ Λⱼ (μⱼ − μ₀), without Λⱼ for pooled
         self._precision.copy_(prior.precision) if rule == "exact" else self._precision.zero_()
@@ -132,10 +135,15 @@ class Fusion:
             shapes = f"{tuple(posterior.mean.shape)} and {tuple(self._prior.mean.shape)}"
             raise ValueError(f"posterior and prior must have one shape, got {shapes}")
         prior = self._prior
+        precisions = distinct(posterior.precision)
+        constant = precisions.numel() == 1  # as of averaging methods: for millions of numbers one is added
+        if constant:
+            self._everywhere += weight * precisions.item()
         for shift, total, mean, precision, prior_mean, prior_precision in _blocks(
             self._shift, self._precision, posterior.mean, posterior.precision, prior.mean, prior.precision
         ):
-            total.add_(precision, alpha=weight)
+            if not constant:
+                total.add_(precision, alpha=weight)
             if self._rule == "exact":
                 total.sub_(prior_precision, alpha=weight)
             if self._rule == "pooled":
@@ -150,6 +158,8 @@ class Fusion:
             self._shift.copy_(self._prior.mean)
             self._precision.copy_(self._prior.precision)
             return Gaussian(self._shift, self._precision)
+        if self._everywhere:
+            self._precision.add_(self._everywhere)
         unknown = self._precision.clamp_(min=0) == 0  # rounding may leave exact's difference a hair below zero
         self._shift.div_(self.count if self._rule == "pooled" else self._precision)
         self._shift.masked_fill_(unknown, 0).add_(self._prior.mean)
