@@ -9,6 +9,7 @@ import pytest
 
 FAULTS = """
 import resource, threading, torch
+from statistics import median
 from torch import nn
 from bcfl.engines.memory import give_back_memory, keep_freed_memory
 from bcfl.gaussian import flat
@@ -22,10 +23,12 @@ examples = Examples(torch.randn(32, 4000), torch.arange(32) % 2, torch.arange(32
 def train():
     model = FlatModel(nn.Sequential(nn.Linear(4000, 1000), nn.ReLU(), nn.Linear(1000, 2)))
     prior = flat(model.vector.clone())
-    for job in range(4):
+    faults = []
+    for job in range(5):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         fit(model, prior.mean, prior, examples, Training(local_steps=5), torch.Generator(), curvature=True)
-    print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    print(kept, median(faults))  # now and then a block finds no gap of its size, and the heap grows
 
 thread = threading.Thread(target=train)
 thread.start()
@@ -36,7 +39,7 @@ print(open("/proc/self/statm").read().split()[1])
 
 
 def measured(**environment: str) -> tuple[str, int, int]:
-    """Whether memory is kept, page faults of a client's five steps on a net of 16 MB, bytes resident at the end."""
+    """Whether memory is kept, page faults of a usual client's five steps on a net of 16 MB, bytes resident at the end."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
         [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env=own | environment
