@@ -29,10 +29,10 @@ run: $(USABLE) ## set up, then train the bundled example: 20 clients in 4 hidden
 	$(BIN)/bcfl run
 
 test: lint types $(CHECKED) ## set up, then run all checks: ruff, mypy, pytest
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 fast: $(CHECKED) ## the tests that take less than a few seconds each
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 lint: $(CHECKED) ## ruff: style and format
 	$(BIN)/ruff check

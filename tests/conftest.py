@@ -12,5 +12,5 @@ settings.load_profile("bcfl")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real federations first: they mostly wait for processes, and in the end nothing else would be left to do."""
+    """Real federations first: they take minutes, during which another worker can steal the rest."""
     items.sort(key=lambda item: item.path.name != "test_deploy.py")

@@ -30,9 +30,9 @@ from bcfl.experiment.run import resume, start
 
 pytestmark = pytest.mark.slow
 
-# Processes forked from one that has torch imported already: real processes, but started in no time.
+# Processes forked from one that has imported all that a run needs: real processes, but started in no time.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["bcfl.commands"])
+processes.set_forkserver_preload(["bcfl.commands", "bcfl.experiment.run", "sklearn.datasets", "sklearn.metrics"])
 
 
 def begin(target: Callable[..., Any], *arguments: Any) -> Any:
