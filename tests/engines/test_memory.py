@@ -39,7 +39,7 @@ print(open("/proc/self/statm").read().split()[1])
 
 
 def measured(**environment: str) -> tuple[str, int, int]:
-    """Whether memory is kept, page faults of a usual client's five steps on a net of 16 MB, bytes resident at the end."""
+    """Whether memory is kept, page faults of a usual client's five steps (a net of 16 MB), bytes held at the end."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
         [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env=own | environment
