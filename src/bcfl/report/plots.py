@@ -42,7 +42,7 @@ def by_round(groups: Sequence[Group], key: str, title: str) -> Figure:
     for index, group in enumerate(groups):
         rounds, mean, spread = group.band(lambda run: run.curve(key))
         traces += _line_with_band(index, group, rounds.tolist(), mean, spread, "round %{x}")
-    layout = _axes("round", title, legend=len(groups) > 1)
+    layout = _round_axes(max((x for trace in traces for x in trace["x"]), default=0), title, legend=len(groups) > 1)
     if all(len(set(trace["x"])) == 1 for trace in traces):  # or the axis would reach from one below to one above
         layout["yaxis"]["rangemode"] = "tozero"
     return {"data": traces, "layout": layout}
@@ -78,6 +78,13 @@ def _line_with_band(
 
 def _axes(x: str, y: str, legend: bool = False, **layout: Any) -> dict[str, Any]:
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}, "showlegend": legend, **layout}
+
+
+def _round_axes(last_round: int, y: str, legend: bool = False, **layout: Any) -> dict[str, Any]:
+    """Rounds from left to right; where there are few each has its tick, or some would stand at half rounds."""
+    result = _axes("round", y, legend, **layout)
+    result["xaxis"] |= {"dtick": 1} if last_round <= 12 else {}
+    return result
 
 
 def association(run: Run, lines: Columns, most_cells: int) -> tuple[Figure, list[int], list[Any]]:
@@ -148,7 +155,7 @@ def descent(run: Run) -> Figure:
         })  # fmt: skip
     happened = marks(run)
     traces += _mark_traces(happened)
-    layout = _axes("round", "hypothesis, heaviest first", legend=True, meta="short names")
+    layout = _round_axes(int(tree.round[-1]), "hypothesis, heaviest first", legend=True, meta="short names")
     ranks = list(range(1, int(tree.rank.max()) + 2))
     top = min([0.5, *(place - 0.2 for place in mark_places(happened))])
     layout["yaxis"] |= {"range": [ranks[-1] + 0.5, top], "showgrid": False, "zeroline": False}
@@ -196,7 +203,7 @@ def certainty(run: Run) -> Figure:
          "name": "clients that moved", "marker": {"color": "--c2"}, "showlegend": False,
          "hovertemplate": "round %{x}: %{y} moved<extra></extra>"},
     ]  # fmt: skip
-    layout = _axes("round", "entropy, nats", legend=True)
+    layout = _round_axes(len(rounds), "entropy, nats", legend=True)
     layout["yaxis"] |= {"domain": [0.46, 1], "rangemode": "tozero"}
     layout["yaxis2"] = {"domain": [0, 0.34], "title": {"text": "moved"}, "rangemode": "tozero"}
     layout["xaxis"] |= {"anchor": "y2"}
@@ -274,7 +281,7 @@ def work(run: Run) -> Figure:
     ]
     traces.append(_steps(rounds, run.work("local_steps").tolist(), "local training steps", "--c2", "y2", False))
     traces.append(_steps(rounds, run.work("scored_examples").tolist(), "scored examples", "--c3", "y3", False))
-    layout = _axes("round", "numbers sent", legend=True)
+    layout = _round_axes(len(run.rounds), "numbers sent", legend=True)
     layout["yaxis"] |= {"domain": [0.70, 1], "rangemode": "tozero"}
     layout["yaxis2"] = {"domain": [0.35, 0.62], "title": {"text": "steps"}, "rangemode": "tozero"}
     layout["yaxis3"] = {"domain": [0, 0.27], "title": {"text": "scored"}, "rangemode": "tozero"}
