@@ -166,7 +166,7 @@ def order_of_methods(rows: Sequence[Row]) -> list[str]:
     if not pairs:
         return ["Fewer than three common seeds: no order is claimed."]
     lines = [
-        f"Order of the methods, by paired t-tests over common seeds with Holm's correction (pairs compared: {len(pairs)}):",
+        f"Order of the methods, by paired t-tests over common seeds with Holm's correction (pairs: {len(pairs)}):",
         "",
     ]
     for key, title in MEASURES.items():
