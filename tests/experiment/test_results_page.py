@@ -136,7 +136,7 @@ def test_an_order_is_claimed_only_where_it_is_sure() -> None:
     assert accuracy.startswith("- accuracy: ifca > local (p = 0.000); fedavg > local (p = 0.000).")
     assert f1.startswith("- macro F1: ifca > local (p = ")
     close = order_of_methods([row for row in rows if row.method != "local"])
-    assert "for 1 pairs" in close[0]
+    assert "(pairs: 1)" in close[0]
     assert close[2] == "- accuracy: no difference with p < 0.05, no order is claimed."
 
 
