@@ -24,11 +24,11 @@ def train():
     model = FlatModel(nn.Sequential(nn.Linear(4000, 1000), nn.ReLU(), nn.Linear(1000, 2)))
     prior = flat(model.vector.clone())
     faults = []
-    for job in range(5):
+    for job in range(9):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         fit(model, prior.mean, prior, examples, Training(local_steps=5), torch.Generator(), curvature=True)
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    print(kept, median(faults))  # now and then a block finds no gap of its size, and the heap grows
+    print(kept, median(faults))  # a block may find no gap of its size, and the heap grows; but that ends
 
 thread = threading.Thread(target=train)
 thread.start()
@@ -53,5 +53,5 @@ def test_a_client_is_trained_in_the_pages_of_the_one_before_and_the_kernel_gets_
     kept, faults, resident = measured()
     users_kept, users_faults, users_resident = measured(MALLOC_TRIM_THRESHOLD_="131072")
     assert (kept, users_kept) == ("True", "False")
-    assert 4 * faults < users_faults  # mostly none; a heap that grows by one block, 16 MB, has a ninth
+    assert 10 * faults < users_faults
     assert resident < users_resident + 32e6
