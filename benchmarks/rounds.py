@@ -17,7 +17,7 @@ from bcfl.models import mlp
 NUM_WORKERS = 2
 TARGETS = {"Fashion-MNIST net": 1.10, "CIFAR-10 net": 1.10, "AmazonReview net": 1.15, "Digits-Five net": 1.15}
 # More where rounds are short: the best of few may be one side's lucky moment and never the other's.
-REPEATS = {"Fashion-MNIST net": 7, "CIFAR-10 net": 11, "AmazonReview net": 5, "Digits-Five net": 4}
+REPEATS = {"Fashion-MNIST net": 12, "CIFAR-10 net": 11, "AmazonReview net": 10, "Digits-Five net": 4}
 JOB_SCORING = 32  # scoring examples where trainings are compared: few, as their time is subtracted
 
 
@@ -111,7 +111,7 @@ def _bcfl(net: Workload, strategy: Any, scoring: int, **options: Any) -> BCFL:
     return BCFL(net.num_groups, strategy, hypotheses, scoring_examples=scoring, **options)
 
 
-def many_clients(net: Workload, few: int = 100, many: int = 10_000, repeats: int = 3) -> list[Row]:
+def many_clients(net: Workload, few: int = 100, many: int = 10_000, repeats: int = 5) -> list[Row]:
     """What a client costs beyond its training, and whether that depends on how many there are."""
     small, large = replace(net, num_clients=few), replace(net, num_clients=many)
     with (
