@@ -27,7 +27,7 @@ def test_rounds_are_measured_beside_a_bare_loop_and_each_other() -> None:
     import rounds
 
     rows = [
-        *rounds.engine(tiny(), 1.1, repeats=1),
+        *rounds.engine(tiny(), [rounds.visit(tiny(), repeats=1), rounds.visit(tiny(), repeats=1)], 1.1),
         *rounds.methods(tiny(), num_rounds=1, scoring=8, repeats=1),
         *rounds.many_clients(tiny(), few=2, many=4, repeats=1),
     ]

@@ -158,13 +158,16 @@ class Fusion:
             self._shift.copy_(self._prior.mean)
             self._precision.copy_(self._prior.precision)
             return Gaussian(self._shift, self._precision)
-        if self._everywhere:
-            self._precision.add_(self._everywhere)
-        unknown = self._precision.clamp_(min=0) == 0  # rounding may leave exact's difference a hair below zero
-        self._shift.div_(self.count if self._rule == "pooled" else self._precision)
-        self._shift.masked_fill_(unknown, 0).add_(self._prior.mean)
-        if self._rule in ("geometric", "pooled"):
-            self._precision.div_(self.count)
+        for shift, precision, prior_mean in _blocks(self._shift, self._precision, self._prior.mean):
+            if self._everywhere:
+                precision.add_(self._everywhere)
+            precision.clamp_(min=0)  # rounding may leave exact's difference a hair below zero
+            shift.div_(self.count if self._rule == "pooled" else precision)
+            if not bool(precision.min() > 0):  # filling takes twenty times as long as this look
+                shift.masked_fill_(precision == 0, 0)
+            shift.add_(prior_mean)
+            if self._rule in ("geometric", "pooled"):
+                precision.div_(self.count)
         return Gaussian(self._shift, self._precision)
 
 
