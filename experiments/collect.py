@@ -4,13 +4,13 @@ python experiments/collect.py RUNS_FOLDER...   take over the finished runs of th
 python experiments/collect.py                  write RESULTS.md from what results/ holds
 """
 
+import argparse
 import csv
 import json
-import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
+from reasons import read_reasons
 from results_page import page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +33,7 @@ def compact(run: Path) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)
+    return None if value is None else round(value, 6)
 
 
 def results_page(root: Path) -> str:
@@ -42,7 +42,7 @@ def results_page(root: Path) -> str:
     records = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
     with (experiments / "paper.csv").open() as file:
         paper = list(csv.DictReader(file))
-    reasons = tomllib.loads((results / "reasons.toml").read_text())
+    reasons = read_reasons((results / "reasons.toml").read_text())
     preface = (experiments / "results-preface.md").read_text()
     predicted: list[dict[str, Any]] = []  # by predictive.py
     newcomers: list[dict[str, Any]] = []  # by newcomers.py
@@ -59,11 +59,22 @@ def write_results(root: Path) -> None:
 
 
 def main() -> None:
-    for folder in sys.argv[1:]:
-        for result in sorted(Path(folder).glob("*/result.json")):
-            text = json.dumps(compact(result.parent), separators=(",", ":"))
-            (ROOT / "results" / f"{result.parent.name}.json").write_text(text + "\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs_folder", nargs="*", type=Path, help="a folder of runs, as `bcfl sweep --out` leaves it")
+    taken = [run for folder in parser.parse_args().runs_folder for run in finished(folder)]
+    for run in taken:
+        text = json.dumps(compact(run), separators=(",", ":"))
+        (ROOT / "results" / f"{run.name}.json").write_text(text + "\n")
     write_results(ROOT)
+    print(f"took over {len(taken)} finished runs; wrote RESULTS.md and docs/results.md")
+
+
+def finished(folder: Path) -> list[Path]:
+    """The finished runs in a folder; none at all is a slip of the pen."""
+    found = sorted(result.parent for result in folder.glob("*/result.json"))
+    if not found:
+        raise SystemExit(f"{folder} holds no finished runs: no */result.json")
+    return found
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -50,6 +51,10 @@ class Row:
     @property
     def label(self) -> str:
         return ", ".join([self.method, *(f"{title_of(key)} {text_of(value)}" for key, value in self.settings.items())])
+
+    def without(self, key: str) -> "Row":
+        """The same, with one setting not told."""
+        return replace(self, settings={own: value for own, value in self.settings.items() if own != key})
 
     @property
     def num_clients(self) -> int:
@@ -105,7 +110,10 @@ def problem_of(record: Record) -> Problem:
     data = record["config"]["data"]
     other_domains = data["domains"] is not None and tuple(data["domains"]) != DIGITS_FIVE
     name = f"{data['name']}[{','.join(data['domains'])}]" if other_domains else data["name"]
-    split = {"file": PUBLISHED_SPLIT, "label(4,10,0.1)": OWN_SPLITS}.get(data["partition"], data["partition"])
+    split = {"label(4,10,0.1)": OWN_SPLITS}.get(data["partition"], data["partition"])
+    if data["partition"] == "file":
+        published = Path(data["partition_file"]).as_posix().endswith(f"experiments/splits/{data['name']}.npz")
+        split = PUBLISHED_SPLIT if published else f"the split in {Path(data['partition_file']).name}"
     return name, split
 
 
@@ -132,9 +140,9 @@ def main_clusters(problem: Problem, records: Iterable[Record], paper: Paper) -> 
     return max(printed, key=lambda k: printed[k]) if printed else max(here, key=here.count, default=None)
 
 
-def _setting(record: Record, key: str) -> Any:
+def setting_of(record: Record, key: str) -> Any:
     section, _, name = key.partition(".")
-    return record["config"][section].get(name, TOLD[key])
+    return record["config"][section].get(name, TOLD.get(key))
 
 
 def rows_of(records: Iterable[Record]) -> list[Row]:
@@ -145,9 +153,11 @@ def rows_of(records: Iterable[Record]) -> list[Row]:
     rows: dict[str, Row] = {}
     for method, own in by_method.items():
         for record, settings in zip(own, differences([record["config"] for record in own]), strict=True):
-            told = {key: _setting(record, key) for key, usual in TOLD.items() if _setting(record, key) != usual}
+            told = {key: setting_of(record, key) for key, usual in TOLD.items() if setting_of(record, key) != usual}
             row = Row(method, {**told, **settings}, [])
-            rows.setdefault(row.label, row).runs.append(record)
+            row = rows.setdefault(row.label, row)
+            if record["result"]["seed"] not in row.seeds:  # else the same run, looked at or saved at other times
+                row.runs.append(record)
     return list(rows.values())
 
 

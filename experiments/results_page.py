@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, stdev
-from typing import Any
 
 from beyond_page import Predicted, beyond, is_drift
 from measured import (
@@ -27,6 +26,7 @@ from measured import (
     rows_of,
     with_clusters,
 )
+from reasons import Reason, reason_of
 from tables import show, table
 
 from bcfl.experiment.sweep import text_of, title_of
@@ -43,7 +43,7 @@ STUDIES = (
 def page(
     records: Sequence[Record],
     paper_rows: Iterable[Mapping[str, str]],
-    reasons: Any,
+    reasons: Sequence[Reason],
     preface: str,
     predicted: Predicted = (),
     newcomers: Predicted = (),
@@ -69,7 +69,9 @@ def page(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def section(problem: Problem, clusters: int | None, rows: list[Row], paper: Paper, reasons: Any) -> list[str]:
+def section(
+    problem: Problem, clusters: int | None, rows: list[Row], paper: Paper, reasons: Sequence[Reason]
+) -> list[str]:
     """One data set: at equal rounds, where it is below the paper's and why, which order is sure, at equal work."""
     printed = paper.get(paper_key(problem, clusters), {})
     order = list(printed)
@@ -79,7 +81,7 @@ def section(problem: Problem, clusters: int | None, rows: list[Row], paper: Pape
     lines = [f"## {heading}" + (f", K = {clusters}" if clusters else ""), "", "At equal rounds:", ""]
     lines += [*equal_rounds(rows, printed), ""]
     lines += [f"Rows of the paper that have not been run: {', '.join(missing)}.", ""] if missing else []
-    lines += below_paper(rows, printed, reasons.get(heading, {}))
+    lines += below_paper(heading, rows, printed, reasons)
     lines += published_budget(rows, printed)
     return [*lines, *order_of_methods(rows), "", *equal_work(rows)]
 
@@ -111,7 +113,7 @@ def _reached(row: Row, key: str, theirs: Printed | None) -> str:
 
 
 def below_paper(
-    rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed]], reasons: Mapping[str, str]
+    problem: str, rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed]], reasons: Sequence[Reason]
 ) -> list[str]:
     """A sentence for each row that is below the paper's: by how much, whether that is within deviations, and why."""
     sentences = []
@@ -131,8 +133,7 @@ def below_paper(
             parts.append(f"{title} {fmean(ours):.2f} is {gap:.2f} below the paper's {theirs} ({spread})")
         if parts:
             seeds = "1 seed" if len(row.runs) == 1 else f"{len(row.runs)} seeds"
-            why = reasons.get(row.label, "Why is not known yet.")
-            sentences.append(f"- {row.label}: {'; '.join(parts)}; {seeds}. {why}")
+            sentences.append(f"- {row.label}: {'; '.join(parts)}; {seeds}. {reason_of(problem, row, reasons)}")
     return ["Below the paper's:", "", *sentences, ""] if sentences else []
 
 
@@ -225,12 +226,12 @@ def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper) -> li
     lines = [f"## {', '.join(problem)}, by K", ""]
     for key, title in MEASURES.items():
         cells: dict[str, dict[int, str]] = defaultdict(dict)
-        for clusters in counts:
-            printed = paper.get(paper_key(problem, clusters), {})
-            for row in rows_of(with_clusters(records, clusters)):
-                theirs = printed.get(row.method, {}).get(key)
-                cells[row.label][clusters] = show(row.finals(key)) + ("" if theirs is None else f" ({theirs})")
-        lines += [f"{title.capitalize()}, the paper's in brackets:", ""]
+        for row in rows_of(records):
+            own, label = clusters_of(row.runs[0]), row.without("method.num_clusters").label
+            for clusters in counts if own is None else [own]:
+                theirs = paper.get(paper_key(problem, clusters), {}).get(row.method, {}).get(key)
+                cells[label][clusters] = show(row.finals(key)) + ("" if theirs is None else f" ({theirs})")
+        lines += [f"{title[0].upper()}{title[1:]}, the paper's in brackets:", ""]
         shown = [[label, *(own.get(k, "") for k in counts)] for label, own in cells.items() if len(own) > 1]
         lines += [*table(["method", *(f"K = {clusters}" for clusters in counts)], shown), ""]
     return lines
@@ -279,12 +280,7 @@ def verdict(rows: Sequence[Row]) -> str:
     if default is None:
         return "The default is not among them yet."
     if default is best:
-        values = best.finals("accuracy")
-        if len(values) < 2:
-            return f"The default is the best of {len(rows)} by accuracy, with one seed."
-        near = sum(fmean(values) - fmean(row.finals("accuracy")) <= stdev(values) for row in rows[1:])
-        others = f"{near} of the others are within its standard deviation"
-        return f"The default is the best of {len(rows)} by accuracy; {others}."
+        return f"The default is the best of {len(rows)} by accuracy; {_surely_better(default, rows[1:])}."
     a, b = best.by_seed("accuracy"), default.by_seed("accuracy")
     seeds = sorted(a.keys() & b.keys())
     gap = fmean(best.finals("accuracy")) - fmean(default.finals("accuracy"))
@@ -295,3 +291,14 @@ def verdict(rows: Sequence[Row]) -> str:
         p = min(1.0, (len(rows) - 1) * paired_p([a[s] - b[s] for s in seeds]))
         sure = f"paired t-test over {len(seeds)} seeds, corrected for {len(rows) - 1} rivals: p = {p:.2f}"
     return f"The best is {gap:.2f} above the default ({sure})."
+
+
+def _surely_better(default: Row, others: Sequence[Row]) -> str:
+    """Of how many of the others that is more than chance."""
+    mine = default.by_seed("accuracy")
+    gaps = [[mine[s] - value for s, value in row.by_seed("accuracy").items() if s in mine] for row in others]
+    if not gaps or min(map(len, gaps)) < 3:
+        return "fewer than three common seeds, so no order is claimed"
+    sure = sum(p < LEVEL for p in holm([paired_p(gap) for gap in gaps]))
+    tests = f"paired t-tests over common seeds with Holm's correction, p < {LEVEL}"
+    return f"surely better than {sure or 'none'} of the others ({tests})"
