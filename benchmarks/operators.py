@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 from workloads import NETS, SEED, Workload
 
 from bcfl import local
-from bcfl.engines.memory import keep_freed_memory
+from bcfl.engines.memory import keep_blocks
 from bcfl.gaussian import Gaussian
 from bcfl.models import FlatModel, build
 from bcfl.randomness import generator
@@ -48,7 +48,7 @@ def _shares(net: Workload, task: str) -> dict[str, float]:
         else:
             local.log_likelihoods(model, belief.mean[None], own, torch.arange(len(own)))
 
-    keep_freed_memory()
+    keep_blocks(belief.mean.nbytes)
     torch.set_num_threads(1)
     try:
         work()  # what torch loads at first use is not the net's

@@ -6,8 +6,9 @@ from functools import cache
 
 # glibc's parameters and their numbers, from malloc.h: they have no other door.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
-BLOCK = 1 << 30  # bytes: larger blocks than this still come from the kernel and go back to it
+LEAST_BLOCK = 32 << 20  # bytes: blocks up to this are kept in any case; glibc by itself goes no higher
 NEVER = -1  # as a threshold: freed memory at the end of the heap is kept, however much
+PAGE = 1 << 12  # bytes: more than what the allocator adds to a block
 PAD = 64 << 20  # bytes: the least by which the heap grows
 
 
@@ -15,10 +16,11 @@ PAD = 64 << 20  # bytes: the least by which the heap grows
 def keep_freed_memory() -> bool:
     """Whether freed memory now stays with the process, to be used again; once per process, with glibc only.
 
-    By default glibc takes every block above 32 MB from the kernel and gives it back when it is freed, so each training
-    step meets its gradients and activations as fresh pages: a fault and a page of zeros for every 4 kB. And threads
-    get heaps of 64 MB, out of which the blocks of a large model fall again; one heap for all has no such bound. Heaps
-    that threads have by now stay, and later threads share them: the sooner this is called, the better.
+    By default glibc takes every block above 32 MB from the kernel and gives it back when it is freed, and so the end of
+    the heap: each training step meets its gradients and activations as fresh pages, with a fault and a page of zeros
+    for every 4 kB. And threads get heaps of 64 MB, out of which the blocks of a large model fall again; one heap for
+    all has no such bound. Heaps that threads have by now stay, and later threads share them: the sooner this is called,
+    the better. Blocks above 32 MB are kept once `keep_blocks` says how large they are.
     An allocator that the user has set up is left alone.
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or "GLIBC_TUNABLES" in os.environ:
@@ -28,8 +30,18 @@ def keep_freed_memory() -> bool:
         mallopt, _ = library.mallopt, library.gnu_get_libc_version  # other libraries' mallopt has other numbers
     except (AttributeError, OSError, TypeError):  # macOS, musl, Windows
         return False
-    settings = {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: BLOCK, M_TRIM_THRESHOLD: NEVER, M_TOP_PAD: PAD}
+    settings = {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: LEAST_BLOCK, M_TRIM_THRESHOLD: NEVER, M_TOP_PAD: PAD}
     return all(mallopt(name, value) for name, value in settings.items())
+
+
+def keep_blocks(num_bytes: int) -> None:
+    """Blocks up to that size, those of one model's numbers, are kept; larger ones come from the kernel and go back.
+
+    Why not all: a small block that is put into the gap of a large one and outlives it leaves no room for the next large
+    one, and the heap grows by another. With stacks of models in it, of many sizes, it went on growing round by round.
+    """
+    if keep_freed_memory():
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, max(LEAST_BLOCK, num_bytes + PAGE))
 
 
 def give_back_memory() -> None:

@@ -20,7 +20,7 @@ from bcfl.engines.client import (
     layout_of,
     wanted_models,
 )
-from bcfl.engines.memory import give_back_memory, keep_freed_memory
+from bcfl.engines.memory import give_back_memory, keep_blocks, keep_freed_memory
 from bcfl.engines.stacked import Stack, find_device
 from bcfl.engines.workers import Workers
 from bcfl.federation import Choice, Jobs, Mixture, Work
@@ -90,6 +90,7 @@ class Simulator:
         probe = FlatModel(build(factory, seed, "probe"))
         self.num_classes, draws_globally = local.check_model(probe, min(train, key=len), data.num_classes)
         self.layout = layout_of(probe, training)
+        keep_blocks(self.layout.length * probe.vector.element_size())
         self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
         where = find_device(device)
         stack = None if where is None else Stack(probe, where, [train[0], test[0]], training, draws_globally)
