@@ -17,7 +17,9 @@ from bcfl import __version__
 from bcfl.cli import build_parser, main
 from bcfl.commands import COMMANDS
 from bcfl.data.datasets import DATASETS
+from bcfl.data.manifest import save_partition
 from bcfl.experiment.config import load_config
+from bcfl.experiment.problem import load_data
 from bcfl.experiment.run import start
 from bcfl.experiment.store import RunFolder
 from bcfl.methods import METHODS
@@ -93,6 +95,7 @@ def own(factory: str, **changes: str) -> list[str]:
             *settings(**changes)[2 * len(SMALL) :]]  # fmt: skip
 
 
+DRY_RUN = ["sweep", str(ROOT / "experiments/table1-cifar10.toml"), "--dry-run"]
 BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "unknown key": (["run", *settings(training__learnin_rate="1")], "did you mean training.learning_rate"),
     "unknown section": (["run", *settings(trainin__momentum="0")], "did you mean training"),
@@ -152,6 +155,9 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
         "there are only 8 clients",
     ),
     "missing sweep file": (["sweep", "none.toml"], "none.toml does not exist"),
+    "unknown data set in a dry run": ([*DRY_RUN, "--set", "data.name=cifer10"], "did you mean cifar10?"),
+    "unknown model in a dry run": ([*DRY_RUN, "--set", "model.name=mpl"], "did you mean 'mlp'?"),
+    "bad partition in a dry run": ([*DRY_RUN, "--set", "data.partition=label(4)"], "'label(4)' is not one of"),
     "a list of nothing": (["list", "things"], "invalid choice: 'things'"),
 }  # fmt: skip
 
@@ -390,6 +396,34 @@ def test_sweep_lists_and_runs_what_its_file_describes(own_folder: Path, capsys: 
     assert [run["seed"] for run in json.loads(capsys.readouterr().out)] == [0, 1]
     assert call(["sweep", "a.toml", *settings(), "--dry-run"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["done"] * 2
+
+
+def test_a_dry_run_lists_data_that_are_absent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([*DRY_RUN, "--set", "data.path=nowhere"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"to"}
+
+
+def test_set_narrows_a_sweep_and_its_help_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.toml").write_text('[sweep]\nmethods = ["fedavg", "ifca"]\nseeds = [0, 1]\n')
+    assert call(["sweep", "a.toml", "--set", "experiment.seed=7", "--set", "method.name=bcfl-g", "--dry-run"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("to do runs/digits-bcfl-g-s7-")
+    assert call(["sweep", "--help"]) == 0
+    assert "if [sweep] varies it, only this value is run" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_sweep_over_a_split_that_has_changed_gets_one_clear_line(
+    own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a.toml").write_text('[sweep]\nmethods = ["fedavg"]\n')
+    arguments = ["sweep", "a.toml", *settings(data__partition="file", data__partition_file="split.npz"), "--quiet"]
+    for partition, code in (("feature(4,2)", 0), ("feature(4,4)", 2)):
+        save_partition("split.npz", load_data(load_config(None, [f"data.partition={partition}"])))
+        assert call(arguments) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    (run,) = Path("runs").iterdir()
+    assert line.startswith(f"bcfl: the run in {run} does not fit the data at hand: ")
+    assert line.endswith(f"choose another folder with --out, or delete {run} to run it again")
 
 
 def test_a_sweep_names_what_varies(capsys: pytest.CaptureFixture[str]) -> None:

@@ -211,11 +211,50 @@ SIZES = {
     "amazon_mlp": ((5000,), 2, 1000 * 5001 + 500 * 1001 + 100 * 501 + 2 * 101, 0, 2 * 101),
 }
 
+# The paper's tables, layer by layer, with its slips put right: sizes alone do not show a missing ReLU or dropout, or a
+# pooling of another kind. Convolutions are in, out, kernel, stride, padding; pooling is kernel, stride, padding.
+LAYERS = {
+    "mlp": "Flatten() Linear(64,32) ReLU() Linear(32,10)",
+    "fashion_cnn": """
+        Conv2d(1,16,5,1,2) BatchNorm2d(16) ReLU() MaxPool2d(2,2,0)
+        Conv2d(16,32,5,1,2) BatchNorm2d(32) ReLU() MaxPool2d(2,2,0)
+        Flatten() Linear(1568,10)""",
+    "cifar_cnn": """
+        Conv2d(3,6,5,1,0) ReLU() MaxPool2d(2,2,0)
+        Conv2d(6,16,5,1,0) ReLU() MaxPool2d(2,2,0)
+        Flatten() Linear(400,120) ReLU() Linear(120,84) ReLU() Linear(84,10)""",
+    "digits_five_cnn": """
+        Conv2d(3,64,5,1,2) BatchNorm2d(64) ReLU() MaxPool2d(3,2,1)
+        Conv2d(64,64,5,1,2) BatchNorm2d(64) ReLU() MaxPool2d(3,2,1)
+        Conv2d(64,128,5,1,2) BatchNorm2d(128) ReLU()
+        Flatten() Linear(6272,3072) BatchNorm1d(3072) ReLU() Dropout(0.5)
+        Linear(3072,2048) BatchNorm1d(2048) ReLU() Linear(2048,10)""",
+    "amazon_mlp": "Linear(5000,1000) ReLU() Linear(1000,500) ReLU() Linear(500,100) ReLU() Linear(100,2)",
+}
+SHOWN = {
+    nn.Conv2d: ("in_channels", "out_channels", "kernel_size", "stride", "padding"),
+    nn.MaxPool2d: ("kernel_size", "stride", "padding"),
+    nn.BatchNorm1d: ("num_features",),
+    nn.BatchNorm2d: ("num_features",),
+    nn.Linear: ("in_features", "out_features"),
+    nn.Dropout: ("p",),
+    nn.ReLU: (),
+    nn.Flatten: (),
+}
+
+
+def described(layer: nn.Module) -> str:
+    values = [getattr(layer, key) for key in SHOWN[type(layer)]]
+    numbers = [value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value for value in values]
+    return f"{type(layer).__name__}({','.join(map(str, numbers))})"
+
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_the_paper(name: str) -> None:
     shape, num_classes, num_parameters, num_statistics, num_last_layer = SIZES[name]
-    model = FlatModel(build(look_up(name), 0))
+    module = build(look_up(name), 0)
+    assert [described(layer) for layer in module.children()] == LAYERS[name].split()
+    model = FlatModel(module)
     assert (model.num_parameters, model.num_statistics) == (num_parameters, num_statistics)
     assert model.num_last_layer == num_last_layer
     with torch.inference_mode():

@@ -49,6 +49,7 @@ SWEEP_EXAMPLES = """\
 examples:
   bcfl sweep experiments/*.toml --dry-run
   bcfl sweep experiments/a.toml --set experiment.rounds=5 --out runs/short
+  bcfl sweep experiments/a.toml --set experiment.seed=7   one seed instead of those that the file lists
 """
 LIST_EXAMPLES = """\
 examples:
@@ -200,7 +201,7 @@ def _fill_sweep(parser: _Parser) -> None:
     )
     _describe(parser, text, SWEEP_EXAMPLES)
     parser.add_argument("configs", nargs="+", type=_path, metavar="FILE.toml", help="experiment files")
-    _add_settings(parser)
+    _add_settings(parser, "change one setting of all runs; if [sweep] varies it, only this value is run")
     _add_many(parser)
     parser.add_argument("--dry-run", action="store_true", help="only list the runs, and which of them are done")
     _add_output(parser)
@@ -319,14 +320,14 @@ def _add_live(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mlflow", metavar="URI|DIR", help="follow it in MLflow: a server, or a data base in DIR")
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: argparse.ArgumentParser, effect: str = "change one setting") -> None:
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         dest="overrides",
         metavar="SECTION.KEY=VALUE",
-        help="change one setting; sections: data, model, method, training, experiment",
+        help=f"{effect}; sections: data, model, method, training, experiment",
     )
 
 

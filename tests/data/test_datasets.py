@@ -52,6 +52,11 @@ def test_other_rotations_are_refused(rotations):
         load("digits", rotations=rotations)
 
 
+def test_the_bundled_digits_have_no_path(tmp_path):
+    with pytest.raises(ValueError, match=r"'digits' is bundled: data\.path \(in Python path=\) must not be given"):
+        load("digits", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "mean", "deviation"),
     [
@@ -117,7 +122,9 @@ def test_one_file_cannot_hold_several_domains(folder):
 
 
 def test_an_absent_domain_can_be_left_out_and_the_error_says_so(folder):
-    with pytest.raises(FileNotFoundError, match=r"digits_five: data set 'svhn' not found .* leave this domain out"):
+    with pytest.raises(
+        FileNotFoundError, match=r"digits_five: data set 'svhn' not found .* leave this domain out.* data\.domains"
+    ):
         load("digits_five", folder)
     assert DATASETS["digits_five"].options == {"domains": DIGITS_FIVE}
 

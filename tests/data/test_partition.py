@@ -1,5 +1,6 @@
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from bcfl.data.datasets import Dataset
 from bcfl.data.manifest import manifest, save_partition
 from bcfl.data.partition import partition, with_validation
+from bcfl.experiment.config import load_config
+from bcfl.experiment.problem import load_data
 
 
 def held(data):
@@ -189,23 +192,38 @@ def test_spaces_in_a_specification_do_not_matter(pool):
     ("spec", "options", "message"),
     [
         ("feature(3,5)", {}, r"G must be 4, the number of domains of 'pool' \(a, b, c, d\)"),
-        ("feature(4,1000)", {}, "equal parts leave a client with fewer than 10 training"),
+        ("feature(4,1000)", {}, "equal parts leave a client with fewer than 10 training .* data.min_test_examples"),
         ("label(0,1000,1)", {}, "too little data to give each of 1000 clients 10 training and 1 test examples"),
-        ("label(0,300,0.1)", {}, "none of 1000 draws gave each of 300 clients .* larger alpha"),
+        ("label(0,300,0.1)", {}, "none of 1000 draws gave each of 300 clients .* larger alpha .* data.min_examples"),
         ("label(30,1,0.01)", {}, "none of 1000 draws .* each group 30% of an equal share"),
         ("label(4,5,0.1)", {"share_floor": 1.0}, "share_floor = 1.0: must be"),
         ("label(4,5,0.1)", {"share_floor": -0.1}, "share_floor = -0.1: must be"),
         ("feature(4,5)", {"share_floor": 0.01}, "only label"),
         ("feature(4,5)", {"min_examples": 0}, "must be at least 1 and 0"),
-        ("feature(4,5)", {"path": "split.npz"}, "belong to partition 'file'"),
+        (
+            "feature(4,5)",
+            {"path": "split.npz"},
+            r"data.partition_file \(in Python path=\) .* belong to partition 'file'",
+        ),
         ("label(4,5,1)", {"clients_per_group": 5}, "belong to partition 'file'"),
-        ("file", {}, "needs path="),
+        ("file", {}, r"needs data.partition_file=FILE \(in Python path=\)"),
+        ("file", {"min_examples": 5}, "taken as it is, so it goes without data.min_examples and"),
+        ("file", {"min_test_examples": 0}, "taken as it is"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_in_one_clear_line(pool, spec, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         partition(pool, spec, 0, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_what_the_errors_advise_can_be_followed_from_the_settings():
+    settings = ["data.partition=feature(4,480)", "data.min_examples=2"]
+    with pytest.raises(ValueError, match=r"fewer than 2 training or 1 test examples; .* data\.min_test_examples"):
+        load_data(load_config(None, settings))
+    data = load_data(load_config(None, [*settings, "data.min_test_examples=0"]))
+    assert min(map(len, data.train_of)) == 2
+    assert min(map(len, data.test_of)) == 0
 
 
 def test_data_without_domains_cannot_be_cut_by_feature(pool):
@@ -269,6 +287,43 @@ def test_a_damaged_or_absent_split_file_is_refused(pool, tmp_path):
         partition(pool, "file", 0, path=tmp_path / "split.npz")
     with pytest.raises(FileNotFoundError, match="does not exist"):
         partition(pool, "file", 0, path=tmp_path / "other.npz")
+    (tmp_path / "text.npz").write_text("client\n0\n1\n")
+    with pytest.raises(
+        ValueError, match=r"text\.npz is damaged or not an \.npz file \(it is not a whole zip"
+    ) as caught:
+        partition(pool, "file", 0, path=tmp_path / "text.npz")
+    assert "pickle" not in str(caught.value)
+
+
+# The size of the training set and the examples of either set that belong to no client; both test sets have 10000.
+PUBLISHED = {"cifar10": (50000, 3062, 613), "fashion_mnist": (60000, 3690, 613)}
+SPLITS = Path(__file__).parents[2] / "experiments" / "splits"
+
+
+def test_every_committed_split_is_checked():
+    assert {path.stem for path in SPLITS.glob("*.npz")} == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_split_gives_forty_clients_examples_of_their_own(name):
+    num_train, unused_train, unused_test = PUBLISHED[name]
+    pool = replace(
+        make_pool(torch.zeros(num_train, 1), torch.zeros(num_train, dtype=torch.int64)),
+        x_test=torch.zeros(10000, 1),
+        y_test=torch.zeros(10000, dtype=torch.int64),
+    )
+    data = partition(pool, "file", 0, path=SPLITS / f"{name}.npz", clients_per_group=10)
+    assert data.num_clients == 40
+    assert data.group.bincount().tolist() == [10] * 4
+    assert_disjoint_and_counted(data)
+    train, test = held(data)
+    assert (num_train - len(train), 10000 - len(test)) == (unused_train, unused_test)
+    # The published scripts floor shares to whole percents, for training and testing alike.
+    assert unused_train / num_train == pytest.approx(0.0615, abs=0.0005)
+    assert unused_test / 10000 == pytest.approx(0.0615, abs=0.0005)
+    # Training and test data are cut in the same proportions, so clients are of the same relative size in both.
+    sizes = [torch.tensor([len(one) for one in held]) for held in (data.train_of, data.test_of)]
+    torch.testing.assert_close(sizes[0] / num_train, sizes[1] / 10000, atol=2e-3, rtol=0)
 
 
 def test_validation_data_comes_from_each_clients_own_training_data(pool):

@@ -170,7 +170,9 @@ def test_cache_and_system_package_are_verified(tmp_path, small_images, monkeypat
     package.mkdir()
     for key, file in zip(IMAGE_KEYS, IDX_FILES, strict=True):
         (package / f"{file}.gz").write_bytes(gzip.compress(idx_bytes(arrays[key])))
-    with pytest.raises(ValueError, match=r"'fashion_mnist' from .*package is not the published one \(sha256 .*path="):
+    with pytest.raises(
+        ValueError, match=r"'fashion_mnist' from .*package is not the published one \(sha256 .*data\.path=DIR"
+    ):
         find("fashion_mnist")
     publish(monkeypatch, "fashion_mnist", arrays)
     assert_same(find("fashion_mnist"), arrays)
@@ -290,7 +292,7 @@ def test_an_absent_set_is_answered_with_what_to_do(tmp_path, name, parts):
         find(name, tmp_path)
     message = str(caught.value)
     assert "\n" not in message
-    for part in (*parts, str(tmp_path), str(cache_folder()), "path="):
+    for part in (*parts, str(tmp_path), f"into {cache_folder()}", "give data.path=DIR (in Python path=)"):
         assert part in message
 
 
@@ -349,6 +351,7 @@ def test_a_wrong_review_file_is_refused(tmp_path, change, message):
     ("name", "files", "content"),
     [
         ("mnistm", ["mnistm.npz"], b"PK\x03\x04 cut off"),
+        ("mnistm", ["mnistm.npz"], b"x_train,y_train\n0,1\n"),
         ("mnist", [f"{file}.gz" for file in IDX_FILES], b"\x1f\x8b\x08 cut off"),
         ("mnist", IDX_FILES, b"no IDX header"),
         ("mnist", IDX_FILES, b"\0\0\x08\x01\0\0\0\x63 cut off"),
@@ -365,3 +368,4 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, files, content):
         find(name, tmp_path)
     assert files[0] in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "pickle" not in str(caught.value)  # a damaged file is no reason to advise trust

@@ -87,6 +87,7 @@ def test_what_is_unknown_or_of_the_wrong_type_is_named(values: dict[str, object]
         ("experiment.joins", [[[-1, 2]], [[1, 0]], [[1, 2], [1, 3]]]),
         ("data.share_floor", [1]),
         ("data.min_examples", [0]),
+        ("data.min_test_examples", [-1]),
         ("data.validation", [-0.5, 1]),
         ("data.drift_round", [0, 1, 31]),
         ("method.num_clusters", [0]),
@@ -120,7 +121,8 @@ def test_settings_younger_than_published_runs_leave_their_names_as_they_were() -
     assert "stay" not in stored["method"]
     assert "racing" not in stored["method"]
     assert "drift_round" not in stored["data"]
-    remembering = load_config(None, ["method.stay=learn", "data.drift_round=5"])
+    assert "min_test_examples" not in stored["data"]
+    remembering = load_config(None, ["method.stay=learn", "data.drift_round=5", "data.min_test_examples=2"])
     assert parse_config(remembering.as_dict()) == remembering
 
 
@@ -262,6 +264,7 @@ OTHER = {
         seed=3,
         share_floor=0.01,
         min_examples=11,
+        min_test_examples=2,
         rotations=(0, 90),
         domains=("mnist",),
         validation=0.2,

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from small_runs import outcome, small_config
 
+from bcfl.data.manifest import save_partition
 from bcfl.experiment import run as run_module
 from bcfl.experiment import sweep as module
 from bcfl.experiment.config import Config
-from bcfl.experiment.problem import Split
+from bcfl.experiment.problem import Split, load_data
 from bcfl.experiment.run import Observer, start
 from bcfl.experiment.store import RunFolder, TakenError
 from bcfl.experiment.sweep import Planned, alike, differences, expand, mean_and_deviation, plan, sweep
@@ -96,6 +98,138 @@ def test_a_mistake_in_the_last_run_shows_before_the_first(tmp_path: Path, calls:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """For which configurations a sweep itself, not its runs, loaded data."""
+    made: list[Config] = []
+
+    def watched(config: Config) -> Any:
+        made.append(config)
+        return load_data(config)
+
+    monkeypatch.setattr(module, "load_data", watched)
+    return made
+
+
+def runs_on_file(folder: Path) -> list[Planned]:
+    """Two methods and two seeds on the split in split.npz, which has 8 clients."""
+    split = folder / "split.npz"
+    save_partition(split, load_data(small_config()))
+    return plan(configs("data.partition=file", f"data.partition_file={split}")[:4], folder / "runs")
+
+
+def test_a_complete_run_of_other_data_is_not_taken_for_done(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+    runs = runs_on_file(tmp_path)
+    done = sweep(runs[:1], 1)
+    assert sweep(runs[:1], 1) == done
+    calls.clear()
+    save_partition(tmp_path / "split.npz", load_data(small_config("data.partition=feature(4,4)")))
+    for asked in (runs[:1], list(reversed(runs))):  # whether something is left to run or not
+        with pytest.raises(ValueError) as caught:
+            sweep(asked, 1)
+        message = str(caught.value)
+        assert message.startswith(f"the run in {runs[0].path} does not fit the data at hand: ")
+        assert "num_clients is 16, not 8; choose another folder with --out, or delete" in message
+        assert "\n" not in message
+    assert calls == []
+
+
+def test_a_complete_run_of_data_from_another_path_is_not_taken_for_done(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    """The identity says nothing of data.path: the same data may lie elsewhere, but they must be the same."""
+
+    def run_on(name: str, num_train: int) -> list[Planned]:
+        path, rng = tmp_path / f"{name}.npz", np.random.default_rng(0)
+        arrays = {f"x_{part}": rng.integers(0, 256, (size, 28, 28), np.uint8)
+                  for part, size in (("train", num_train), ("test", 40))}  # fmt: skip
+        labels = {key.replace("x", "y"): (np.arange(len(x)) % 10).astype(np.uint8) for key, x in arrays.items()}
+        np.savez(path, allow_pickle=False, **arrays, **labels)
+        data = ("data.name=fashion_mnist", f"data.path={path}", "data.partition=label(0,2,10.0)")
+        return plan([small_config("experiment.rounds=1", "method.name=fedavg", *data)], tmp_path / "runs")
+
+    done = sweep(run_on("here", 200), 1)
+    assert sweep(run_on("a copy", 200), 1) == done
+    assert len(calls) == 1
+    with pytest.raises(ValueError, match=r"does not fit the data at hand: .* num_train of client 0"):
+        sweep(run_on("others", 300), 1)
+
+
+def test_an_unfinished_run_of_other_data_is_refused_before_any_run(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    runs = runs_on_file(tmp_path)
+    sweep(runs[3:], 1)
+    (runs[3].path / "result.json").unlink()
+    calls.clear()
+    save_partition(tmp_path / "split.npz", load_data(small_config("data.partition=feature(4,4)")))
+    with pytest.raises(ValueError, match=f"the run in {runs[3].path} does not fit the data at hand"):
+        sweep(runs, 1)
+    assert calls == []
+
+
+def test_data_are_loaded_once_however_many_complete_runs_have_them(tmp_path: Path, loads: list[Config]) -> None:
+    runs = plan([*configs(), *configs("training.momentum=0.5")], tmp_path)
+    sweep(runs, 1)
+    loads.clear()
+    sweep(runs, 1)
+    assert sorted(config.experiment.seed for config in loads) == [0, 1]
+    fixed = plan(configs("data.seed=3"), tmp_path)
+    sweep(fixed, 1)
+    loads.clear()
+    sweep(fixed, 1)
+    assert len(loads) == 1  # the run's seed has no part in that split
+
+
+@pytest.mark.parametrize("absent", ["the split", "the data set", "the user's module"])
+def test_complete_runs_are_read_where_their_data_are_absent(
+    absent: str, tmp_path: Path, loads: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_data.py").write_text("from bcfl.experiment.problem import load_data\n"
+        "from small_runs import small_config\n"
+        "def clients():\n"
+        "    data = load_data(small_config())\n"
+        "    return [(data.x_train[held], data.y_train[held]) for held in data.train_of]\n")  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    runs = runs_on_file(tmp_path)
+    if absent == "the user's module":
+        runs = plan(configs("data.factory=own_data:clients", "model.name=mlp")[:2], tmp_path / "runs")
+    done = sweep(runs[:2], 1)
+    if absent == "the split":
+        (tmp_path / "split.npz").unlink()
+    elif absent == "the user's module":
+        (tmp_path / "own_data.py").unlink()
+        monkeypatch.delitem(module.sys.modules, "own_data")
+    else:
+
+        def missing(config: Config) -> Any:
+            loads.append(config)
+            raise FileNotFoundError("data set not found")
+
+        monkeypatch.setattr(module, "load_data", missing)
+    loads.clear()
+    assert sweep(runs[:2], 1) == done
+    assert len(loads) == 1  # not sought again for the other seed
+    if absent != "the user's module":
+        with pytest.raises(FileNotFoundError):
+            sweep(runs, 1)  # two are left, and they need the data
+
+
+def test_a_split_that_cannot_be_read_is_no_absent_one(tmp_path: Path) -> None:
+    runs = runs_on_file(tmp_path)[:1]
+    sweep(runs, 1)
+    (tmp_path / "split.npz").write_text("something else")
+    with pytest.raises(ValueError, match=r"split\.npz is damaged"):
+        sweep(runs, 1)
+
+
+def test_a_complete_run_without_a_manifest_is_read(tmp_path: Path) -> None:
+    runs = runs_on_file(tmp_path)[:1]
+    done = sweep(runs, 1)
+    (runs[0].path / "manifest.json").unlink()
+    assert sweep(runs, 1) == done
+
+
 def test_a_sweep_file_stands_for_every_combination(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(
@@ -107,6 +241,25 @@ def test_a_sweep_file_stands_for_every_combination(tmp_path: Path) -> None:
     assert described == [(m, rate, seed, 5) for seed in (3, 4) for m in ("fedavg", "ifca") for rate in (0.1, 0.2)]
     path.write_text("[experiment]\nrounds = 2\n")
     assert [config.experiment.rounds for config in expand([path])] == [2]
+
+
+def test_an_override_of_what_varies_narrows_the_sweep_to_its_value(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(
+        '[sweep]\nmethods = ["ifca", "bcfl-g"]\nseeds = [3, 4]\nvary = { "method.num_clusters" = [2, 3, 5] }\n'
+    )
+
+    def made(*overrides: str) -> list[tuple[Any, ...]]:
+        return [(c.method["name"], c.experiment.seed, c.method["num_clusters"]) for c in expand([path], overrides)]
+
+    assert len(made()) == 12
+    assert made("experiment.seed=7", "method.name=fesem") == [("fesem", 7, k) for k in (2, 3, 5)]
+    assert made("method.num_clusters=4") == [(name, seed, 4) for seed in (3, 4) for name in ("ifca", "bcfl-g")]
+    assert made(" method.num_clusters = 4", "method.num_clusters=2", "method.name=ifca") == [
+        ("ifca", 3, 2), ("ifca", 4, 2)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"experiment\.seed must be a whole number"):
+        made("experiment.seed=[1, 2]")
 
 
 def test_the_first_seed_of_all_files_comes_before_the_second_of_any(tmp_path: Path) -> None:
@@ -129,6 +282,11 @@ def test_the_first_seed_of_all_files_comes_before_the_second_of_any(tmp_path: Pa
         ('[sweep]\nvary = { "experiment.round" = [1] }', "did you mean experiment.rounds?"),
         ('[sweep]\nmethods = ["fedavgg"]', "did you mean 'fedavg'"),
         ('[sweep]\nseeds = [1]\nvary = { "experiment.seed" = [2] }', "must not do so again"),
+        ('[data]\nname = "digit"', r"unknown data set digit; did you mean digits\? allowed: .*cifar10"),
+        ('[sweep]\nvary = { "data.name" = ["digits", "mnist5"] }', "unknown data set mnist5"),
+        ('[data]\npartition = "feature(4)"', r"partition 'feature\(4\)' is not one of"),
+        ('[model]\nname = "mpl"', "unknown model 'mpl'; did you mean 'mlp'"),
+        ('[data]\nfactory = "mine:clients"', "model.name must be given for these data, one of: mlp"),
     ],
 )
 def test_a_sweep_file_with_a_mistake_is_refused(tmp_path: Path, text: str, says: str) -> None:

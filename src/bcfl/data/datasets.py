@@ -66,8 +66,10 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
     return entry.build(path, **options)
 
 
-def _digits(_path: str | Path | None, *, rotations: Sequence[int] = (0, 90, 180, 270)) -> Dataset:
+def _digits(path: str | Path | None, *, rotations: Sequence[int] = (0, 90, 180, 270)) -> Dataset:
     """Each rotation is a domain of all images; an image is for training in all or for testing in all."""
+    if path is not None:
+        raise ValueError(f"data set 'digits' is bundled: data.path (in Python path=) must not be given, got {path}")
     if len(rotations) == 0 or any(angle % 90 for angle in rotations):
         raise ValueError(f"rotations = {rotations}: must be multiples of 90 degrees, at least one")
     if len({angle % 360 for angle in rotations}) < len(rotations):
@@ -141,11 +143,15 @@ def _digits_five(path: str | Path | None, *, domains: Sequence[str] = DIGITS_FIV
     if unknown or len(domains) == 0 or len(set(domains)) < len(domains):
         raise ValueError(f"domains = {list(domains)}: must be one or more of {', '.join(DIGIT_DOMAINS)}, each once")
     if path is not None and Path(path).is_file() and len(domains) > 1:
-        raise ValueError(f"path {path}: is one file, but {len(domains)} domains are wanted; give their directory")
+        raise ValueError(
+            f"path {path}: is one file, but {len(domains)} domains are wanted; give their directory as data.path=DIR "
+            f"(in Python path=)"
+        )
     try:
         raw = [_optdigits() if domain == "optdigits" else find(domain, path) for domain in domains]
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"digits_five: {error}; or leave this domain out with domains=") from error
+        advice = "or leave this domain out: list the others in data.domains (in Python domains=)"
+        raise FileNotFoundError(f"digits_five: {error}; {advice}") from error
     domain = torch.arange(len(raw))
     return Dataset(
         # A subset is never called Digits-Five.

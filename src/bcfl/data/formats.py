@@ -6,6 +6,7 @@ as (example,). Reviews are the CSR arrays data, indices, indptr, shape with y an
 
 import bz2
 import gzip
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,12 @@ NUM_TERMS = 5000
 
 def load_npz(path: Path) -> Arrays:
     """All arrays of an .npz file, by key."""
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load leaves bad files open
-        return {key: arrays[key] for key in arrays.files}
+    with path.open("rb") as file:  # np.load leaves bad files open
+        if not zipfile.is_zipfile(file):  # np.load would take it for a pickle and advise to trust it
+            raise ValueError("it is not a whole zip archive of arrays, as np.savez writes them")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            return {key: arrays[key] for key in arrays.files}
 
 
 def read_npz(keys: Sequence[str]) -> Reader:

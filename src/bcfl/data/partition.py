@@ -31,6 +31,9 @@ SPECIFICATIONS = {
 MAX_DRAWS = 1000  # a split that no draw of so many satisfies is refused, not waited for
 CLIENT_ALPHA = 10.0  # clients of one group are nearly alike
 MIN_GROUP_SHARE = 0.3  # of an equal share of the test set
+MIN_EXAMPLES, MIN_TEST_EXAMPLES = 10, 1  # of a client, unless somebody says otherwise
+# Errors name the setting for the command line first, then the argument for Python.
+SMALLEST = "data.min_examples and data.min_test_examples (in Python min_examples=, min_test_examples=)"
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,8 @@ def partition(
     seed: int,
     *,
     share_floor: float = 0.0,
-    min_examples: int = 10,
-    min_test_examples: int = 1,
+    min_examples: int = MIN_EXAMPLES,
+    min_test_examples: int = MIN_TEST_EXAMPLES,
     path: str | Path | None = None,
     clients_per_group: int | None = None,
 ) -> FederatedData:
@@ -95,17 +98,23 @@ def partition(
     `share_floor` (label only) rounds each share of a class down to a multiple of itself, first the group's
     share of the class, then the client's share of the group's part: 0.01 is what the paper's code does. What
     is lost that way is counted in `num_unused`.
-    A draw that leaves a client below `min_examples` or `min_test_examples` is drawn again, MAX_DRAWS times.
+    A draw that leaves a client below `min_examples` or `min_test_examples` is drawn again, MAX_DRAWS times; a file is
+    taken as it is.
     `path` and `clients_per_group` (true group = client // clients_per_group) belong to `file`.
     """
-    cut = _parse(spec, share_floor, (min_examples, min_test_examples))
+    cut = parse_specification(spec, share_floor, (min_examples, min_test_examples))
     if cut.kind == "file":
         if path is None:
-            raise ValueError("partition 'file' needs path=, an .npz file with train_client and test_client")
+            raise ValueError(
+                "partition 'file' needs data.partition_file=FILE (in Python path=), an .npz file with train_client and "
+                "test_client"
+            )
         clients_of = _read_split(Path(path), dataset, clients_per_group)
         return _federated(dataset, *clients_of, f"{dataset.name} file {Path(path).name}")
     if path is not None or clients_per_group is not None:
-        raise ValueError(f"path and clients_per_group belong to partition 'file', not to {spec!r}")
+        raise ValueError(
+            f"data.partition_file (in Python path=) and clients_per_group belong to partition 'file', not to {spec!r}"
+        )
     if cut.kind == "feature":
         kinds, num_kinds = _domains(dataset, cut), cut.num_groups
     else:
@@ -120,7 +129,7 @@ def partition(
 
 
 @dataclass(frozen=True)
-class _Cut:
+class Cut:
     """A specification, read and checked."""
 
     text: str
@@ -136,7 +145,7 @@ class _Cut:
         return max(self.num_groups, 1) * self.clients
 
 
-def _parse(spec: str, share_floor: float, least: tuple[int, int]) -> _Cut:
+def parse_specification(spec: str, share_floor: float, least: tuple[int, int]) -> Cut:
     found = re.fullmatch(r"(\w+)(?:\(([^()]+)\))?", spec.replace(" ", ""))
     kind, inside = found.groups() if found else ("", None)
     numbers: dict[str, tuple[Callable[[str], Any], ...]] = {
@@ -146,7 +155,7 @@ def _parse(spec: str, share_floor: float, least: tuple[int, int]) -> _Cut:
     }
     try:
         texts = inside.split(",") if inside else []
-        cut = _Cut(spec, kind, *(read(text) for read, text in zip(numbers[kind], texts, strict=True)))
+        cut = Cut(spec, kind, *(read(text) for read, text in zip(numbers[kind], texts, strict=True)))
         valid = kind == "file" or (cut.clients >= 1 and cut.num_groups >= (kind == "feature"))
         valid = valid and (kind != "label" or 0 < cut.alpha < np.inf)
     except (KeyError, ValueError):
@@ -160,12 +169,14 @@ def _parse(spec: str, share_floor: float, least: tuple[int, int]) -> _Cut:
         raise ValueError(f"share_floor = {share_floor}: must be at least 0 and below 1")
     if share_floor and kind != "label":
         raise ValueError(f"share_floor = {share_floor}: only label(...) has shares to floor, not {spec!r}")
+    if kind == "file" and least != (MIN_EXAMPLES, MIN_TEST_EXAMPLES):
+        raise ValueError(f"partition 'file' is taken as it is, so it goes without {SMALLEST}")
     if least[0] < 1 or least[1] < 0:
         raise ValueError(f"min_examples, min_test_examples = {least}: must be at least 1 and 0")
     return replace(cut, share_floor=share_floor, least=least)
 
 
-def _domains(dataset: Dataset, cut: _Cut) -> tuple[Ints, Ints]:
+def _domains(dataset: Dataset, cut: Cut) -> tuple[Ints, Ints]:
     if dataset.domain_train is None or dataset.domain_test is None:
         raise ValueError(f"partition {cut.text!r}: data set {dataset.name!r} has no domains; use label(G,n,alpha)")
     if cut.num_groups != len(dataset.domain_names):
@@ -176,19 +187,19 @@ def _domains(dataset: Dataset, cut: _Cut) -> tuple[Ints, Ints]:
     return dataset.domain_train.numpy(), dataset.domain_test.numpy()
 
 
-def _equal_counts(cut: _Cut, totals: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+def _equal_counts(cut: Cut, totals: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     """How many training and test examples of each domain each client gets, (client, domain) twice."""
     shares = np.kron(np.eye(cut.num_groups), np.full((cut.clients, 1), 1 / cut.clients))
     counts = _counts(shares, totals[0]), _counts(shares, totals[1])
     if _too_small(counts, cut.least):
         raise ValueError(
             f"partition {cut.text!r}: equal parts leave a client with fewer than {cut.least[0]} training or "
-            f"{cut.least[1]} test examples; use fewer clients or smaller min_examples and min_test_examples"
+            f"{cut.least[1]} test examples; use fewer clients or smaller {SMALLEST}"
         )
     return counts
 
 
-def _drawn_counts(cut: _Cut, totals: tuple[Ints, Ints], seed: int) -> tuple[Ints, Ints]:
+def _drawn_counts(cut: Cut, totals: tuple[Ints, Ints], seed: int) -> tuple[Ints, Ints]:
     """How many training and test examples of each class each client gets, (client, class) twice.
 
     Both are cut by the same shares, so a client is tested on its own distribution.
@@ -207,11 +218,11 @@ def _drawn_counts(cut: _Cut, totals: tuple[Ints, Ints], seed: int) -> tuple[Ints
     raise ValueError(
         f"partition {cut.text!r}: {blame} each of {cut.num_clients} clients {cut.least[0]} training and "
         f"{cut.least[1]} test examples (of {totals[0].sum()} and {totals[1].sum()}){groups}; use fewer groups or "
-        f"clients, a larger alpha or smaller min_examples and min_test_examples"
+        f"clients, a larger alpha or smaller {SMALLEST}"
     )
 
 
-def _drawn_shares(cut: _Cut, num_test: Ints, rng: np.random.Generator) -> Floats | None:
+def _drawn_shares(cut: Cut, num_test: Ints, rng: np.random.Generator) -> Floats | None:
     """Every client's share of every class, or None where a group is too small, (client, class)."""
     num_classes = len(num_test)
     if not cut.num_groups:

@@ -23,6 +23,7 @@ FROM_PYTHON = "given in Python"  # stands for a factory where a caller brought c
 # that older runs keep their names and can be resumed.
 YOUNGER: dict[tuple[str, str], Any] = {
     ("data", "drift_round"): None,
+    ("data", "min_test_examples"): 1,
     ("experiment", "joins"): [],
     ("experiment", "mixture"): False,
     ("method", "stay"): None,
@@ -49,7 +50,8 @@ class DataConfig:
     clients_per_group: int | None = None  # for partition = "file": true group = client // clients_per_group
     seed: int | None = None  # of the partition; None: the run's seed
     share_floor: float = 0.0
-    min_examples: int = 10
+    min_examples: int = 10  # of every client; a draw that gives one fewer is drawn again
+    min_test_examples: int = 1
     rotations: tuple[int, ...] | None = None  # of digits
     domains: tuple[str, ...] | None = None  # of digits_five
     validation: float = 0.0  # test on this share of the clients' training data instead of the test data
@@ -115,9 +117,14 @@ class Config:
         return plain
 
     def identity(self) -> str:
-        """A short name of exactly these settings: two runs with the same identity give the same results."""
+        """A short name of these settings: two runs with the same identity and the same data give the same results.
+
+        What stands outside the settings is no part of it: of a partition file or a factory only the name counts, of
+        data.path nothing. A sweep therefore compares a run's manifest with the data at hand before it takes its result.
+        How often a run is evaluated and kept is a part, so a run that differs only in that has another identity.
+        """
         values = self.as_dict()
-        del values["data"]["path"]  # where the data lies does not change what they are
+        del values["data"]["path"]  # the same data may lie elsewhere on another machine
         text = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -133,7 +140,7 @@ SECTIONS: dict[str, Any] = {
 
 def parse_config(values: Mapping[str, Any]) -> Config:
     """The configuration that nested plain values describe; an unknown key or a wrong type is named."""
-    _refuse_unknown(values, SECTIONS, "section", "")
+    refuse_unknown(values, SECTIONS, "section")
     for name, section in values.items():
         if not isinstance(section, Mapping):
             raise ValueError(f"{name} must be a section of settings, got {section!r}")
@@ -167,7 +174,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:
-    """Set one `section.key=value`; the value is read as TOML, and as plain text if it is not TOML."""
+    """Set one `section.key=value` in nested plain values."""
+    set_value(values, *parse_override(override))
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """The key and the value of `section.key=value`, read as TOML, and as plain text if it is not TOML."""
     key, equals, text = override.partition("=")
     if not equals:
         raise ValueError(f"--set takes section.key=value, got {override!r}")
@@ -175,7 +187,7 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    set_value(values, key.strip(), value)
+    return key.strip(), value
 
 
 def set_value(values: dict[str, Any], key: str, value: Any) -> None:
@@ -196,7 +208,7 @@ def _section_of(values: dict[str, Any], name: str) -> dict[str, Any]:
 def _parse_method(values: Mapping[str, Any]) -> dict[str, Any]:
     """The method's name and all of its options; options that only other methods have leave no trace."""
     hints = {"name": str, **option_types()}
-    _refuse_unknown(values, hints, "key", "method.")
+    refuse_unknown(values, hints, "key", "method.")
     given = {key: check_type(value, hints[key], f"method.{key}") for key, value in values.items()}
     name = given.pop("name", DEFAULT_METHOD)
     method: Any = make_method(name, given)
@@ -224,7 +236,7 @@ def _resolve_model(config: Config) -> ModelConfig:
 def parse_section(kind: Any, values: Mapping[str, Any], section: str) -> Any:
     """The section's dataclass from plain values; an unknown key or a wrong type is named."""
     hints = get_type_hints(kind)
-    _refuse_unknown(values, hints, "key", f"{section}.")
+    refuse_unknown(values, hints, "key", f"{section}.")
     return kind(**{key: check_type(value, hints[key], f"{section}.{key}") for key, value in values.items()})
 
 
@@ -261,7 +273,8 @@ def _describe(options: tuple[Any, ...]) -> str:
     return " or ".join(described)
 
 
-def _refuse_unknown(values: Iterable[str], allowed: Iterable[str], what: str, prefix: str) -> None:
+def refuse_unknown(values: Iterable[str], allowed: Iterable[str], what: str, prefix: str = "") -> None:
+    """Nothing happens if all values are allowed; otherwise a ValueError names the first that is not."""
     allowed = sorted(allowed)
     for key in values:
         if key not in allowed:
@@ -292,6 +305,7 @@ def _check_ranges(config: Config) -> None:
         ),
         "data.share_floor": (0 <= data.share_floor < 1, "in [0, 1)"),
         "data.min_examples": (data.min_examples >= 1, "≥ 1"),
+        "data.min_test_examples": (data.min_test_examples >= 0, "≥ 0"),
         "data.validation": (0 <= data.validation < 1, "in [0, 1)"),
         "data.drift_round": (
             data.drift_round is None or 2 <= data.drift_round <= experiment.rounds,

@@ -124,6 +124,7 @@ def _whole_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
         seed,
         share_floor=section.share_floor,
         min_examples=section.min_examples,
+        min_test_examples=section.min_test_examples,
         path=section.partition_file,
         clients_per_group=section.clients_per_group,
     )

@@ -15,10 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from bcfl.data.partition import FederatedData
+from bcfl.data.datasets import DATASETS
+from bcfl.data.manifest import verify_manifest
+from bcfl.data.partition import FederatedData, parse_specification
 from bcfl.engines.stacked import find_device
-from bcfl.experiment.config import Config, apply_override, parse_config, read_toml, set_value
-from bcfl.experiment.problem import Split, load_data, model_factory, pose
+from bcfl.experiment.config import (
+    Config,
+    DataConfig,
+    parse_config,
+    parse_override,
+    read_toml,
+    refuse_unknown,
+    set_value,
+)
+from bcfl.experiment.problem import Split, load_data, model_factory, pose, split_seed
 from bcfl.experiment.run import Observer, resume, start
 from bcfl.experiment.store import RunFolder, TakenError
 
@@ -67,6 +77,8 @@ def expand(paths: Iterable[Path], overrides: Iterable[str] = ()) -> list[Config]
     methods = ["fedavg", "bcfl-g"]
     seeds = [0, 1, 2]
     vary = { "method.num_clusters" = [2, 3, 4] }   # every combination
+
+    An override of what varies takes the place of the list: the sweep is narrowed to that value.
     """
     overrides = list(overrides)
     found = [pair for path in paths for pair in _expand_one(path, overrides)]
@@ -76,7 +88,21 @@ def expand(paths: Iterable[Path], overrides: Iterable[str] = ()) -> list[Config]
 def _expand_one(path: Path, overrides: Sequence[str]) -> Iterator[tuple[int, Config]]:
     """Every combination that the file asks for, with its seed's place in the list of seeds."""
     values = read_toml(path)
-    section = values.pop("sweep", {})
+    vary = _what_varies(path, values.pop("sweep", {}))
+    for key, value in map(parse_override, overrides):
+        set_value(values, key, value)
+        vary.pop(key, None)
+    for combination in itertools.product(*vary.values()):
+        own = copy.deepcopy(values)
+        for key, value in zip(vary, combination, strict=True):
+            set_value(own, key, value)
+        config = parse_config(own)
+        _check_names(config)
+        yield vary.get("experiment.seed", [config.experiment.seed]).index(config.experiment.seed), config
+
+
+def _what_varies(path: Path, section: Any) -> dict[str, list[Any]]:
+    """The values of every setting that the file's [sweep] section lists: section.key -> values."""
     if not isinstance(section, dict) or not isinstance(section.get("vary", {}), dict):
         raise ValueError(f"sweep in {path} must be a section, and so must sweep.vary")
     unknown = sorted(set(section) - {"methods", "seeds", "vary"})
@@ -89,14 +115,17 @@ def _expand_one(path: Path, overrides: Sequence[str]) -> Iterator[tuple[int, Con
     for key, choices in vary.items():
         if not isinstance(choices, list) or not choices or "." not in key:
             raise ValueError(f"sweep in {path}: {key} must be section.key with a list of at least one value")
-    for combination in itertools.product(*vary.values()):
-        own = copy.deepcopy(values)
-        for override in overrides:
-            apply_override(own, override)
-        for key, value in zip(vary, combination, strict=True):
-            set_value(own, key, value)
-        config = parse_config(own)
-        yield vary.get("experiment.seed", [config.experiment.seed]).index(config.experiment.seed), config
+    return vary
+
+
+def _check_names(config: Config) -> None:
+    """Nothing happens if the data set, the kind of partition and the model are known; no data are needed for that."""
+    if config.data.factory is None:
+        refuse_unknown([config.data.name], DATASETS, "data set")
+        least = config.data.min_examples, config.data.min_test_examples
+        parse_specification(config.data.partition, config.data.share_floor, least)
+    if config.model.factory is None:
+        model_factory(config)
 
 
 def plan(configs: Iterable[Config], out: Path) -> list[Planned]:
@@ -121,10 +150,11 @@ def sweep(
     waited for at the end, and taken over should that process die. `jobs` runs go on side by side, each in a process
     with its share of `num_workers` threads (all cores if None). A run can keep at most as many cores busy as it has
     clients, so by default there are as many jobs as it takes to keep all of them busy: mostly one.
+    A run that was made with other data than those at hand is refused.
     """
     find_device(device)
     open_runs = [run for run in runs if not run.complete]
-    fewest_clients = _check([run.config for run in open_runs])
+    fewest_clients = _check(runs, open_runs)
     cores = num_workers or os.cpu_count() or 1
     jobs = min(jobs or max(cores // fewest_clients, 1), max(len(open_runs), 1))
     workers = max(cores // jobs, 1) if num_workers or jobs > 1 else None
@@ -201,21 +231,65 @@ class _UntilAlone:
             sys.exit()
 
 
-def _check(configs: Sequence[Config]) -> int:
-    """The fewest clients of any run, if every method suits its data.
+def _check(runs: Sequence[Planned], open_runs: Sequence[Planned]) -> int:
+    """The fewest clients of any open run, if every method suits its data and no run was made with other data.
 
     So a mistake in the last one shows before the first has run.
     """
-    one_of_each = {(repr(config.data), json.dumps(config.method)): config for config in reversed(configs)}
-    loaded: tuple[tuple[Any, ...], FederatedData] | None = None
+    one_of_each = {(repr(run.config.data), json.dumps(run.config.method)): run.path for run in reversed(open_runs)}
+    to_pose = set(one_of_each.values())
+    sharing_data: dict[Any, list[Planned]] = {}  # so that each is loaded once
+    for run in runs:
+        if run.path in to_pose or RunFolder(run.path).has("manifest.json"):
+            sharing_data.setdefault(_what_decides_data(run.config), []).append(run)
+    absent: set[DataConfig] = set()  # to look for them again, for every seed, may take long
     num_clients = []
-    for _, config in sorted(one_of_each.items(), key=lambda item: item[0]):  # by data: each is loaded once
-        key = (config.data, config.experiment.seed)
-        if loaded is None or loaded[0] != key:
-            loaded = key, load_data(config)
-            num_clients.append(loaded[1].num_clients)
-        pose(config, loaded[1], model_factory(config))
+    for group in sharing_data.values():
+        posed = [run.config for run in group if run.path in to_pose]
+        data = load_data(posed[0]) if posed else _data_at_hand(group[0].config, absent)
+        if data is None:
+            continue
+        for run in group:
+            _refuse_other_data(run, data)
+        for config in posed:
+            pose(config, data, model_factory(config))
+        if posed:
+            num_clients.append(data.num_clients)
     return min(num_clients, default=1)
+
+
+def _what_decides_data(config: Config) -> tuple[Any, ...]:
+    """Runs for which this is the same have the same data."""
+    validation_seed = config.experiment.seed if config.data.validation else None
+    return config.data, split_seed(config), validation_seed
+
+
+def _data_at_hand(config: Config, absent: set[DataConfig]) -> FederatedData | None:
+    """The configured data, or None where they are not on this machine: a complete run can be read without them."""
+    if config.data in absent:
+        return None
+    try:
+        return load_data(config)
+    except (OSError, ValueError) as error:
+        # A user's factory is absent where its module is, or a file that it reads.
+        if not isinstance(error, OSError) and not isinstance(error.__cause__, ModuleNotFoundError | FileNotFoundError):
+            raise
+        absent.add(config.data)
+        return None
+
+
+def _refuse_other_data(run: Planned, data: FederatedData) -> None:
+    """Nothing happens if the run, where it was begun, was begun with these data."""
+    folder = RunFolder(run.path)
+    if not folder.has("manifest.json"):
+        return
+    try:
+        verify_manifest(data, folder.read("manifest.json"))
+    except ValueError as error:
+        raise ValueError(
+            f"the run in {run.path} does not fit the data at hand: {error}; choose another folder with --out, or "
+            f"delete {run.path} to run it again"
+        ) from None
 
 
 def differences(configs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
