@@ -18,6 +18,7 @@ from bcfl.methods.bcfl import BCFL
 Record = Mapping[str, Any]  # what results/*.json holds
 Problem = tuple[str, str]  # data set and how it is split, as headings name them
 
+STATED_STEPS, STATED_ROUNDS = 10, 100  # the paper's, per client
 SCORED = 1 / 3  # what scoring an example costs of training on it: a forward pass, against one forward and one backward
 BYTES = {"parameters_down": 4, "parameters_up": 4, "scalars_up": 8}  # of a number sent
 PUBLISHED_SPLIT = "label(4,10,0.1), the published split"
@@ -156,9 +157,14 @@ def rows_of(records: Iterable[Record]) -> list[Row]:
             told = {key: setting_of(record, key) for key, usual in TOLD.items() if setting_of(record, key) != usual}
             row = Row(method, {**told, **settings}, [])
             row = rows.setdefault(row.label, row)
-            if record["result"]["seed"] not in row.seeds:  # else the same run, looked at or saved at other times
+            if _draw(record) not in map(_draw, row.runs):  # else the same run, looked at or saved at other times
                 row.runs.append(record)
     return list(rows.values())
+
+
+def _draw(record: Record) -> tuple[int, int | None]:
+    """What tells the runs of a row apart: the run's seed and the split's, if it has one of its own."""
+    return record["result"]["seed"], record["config"]["data"]["seed"]
 
 
 def client_work(record: Record) -> list[float]:
@@ -174,6 +180,12 @@ def last_within(record: Record, budget: float) -> int | None:
     spent, measured = client_work(record), record["by_round"]["accuracy"]
     fits = [i for i, value in enumerate(measured, 1) if value is not None and spent[i] <= budget * (1 + 1e-9)]
     return max(fits, default=None)
+
+
+def paired_gaps(a: Row, b: Row, key: str) -> list[float]:
+    """By how many percent the first is better, for each seed that both have."""
+    of_a, of_b = a.by_seed(key), b.by_seed(key)
+    return [of_a[seed] - of_b[seed] for seed in sorted(a.seeds & b.seeds)]
 
 
 def paired_p(gaps: Sequence[float]) -> float:

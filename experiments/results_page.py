@@ -9,6 +9,8 @@ from statistics import fmean, stdev
 from beyond_page import Predicted, beyond, is_drift
 from measured import (
     MEASURES,
+    STATED_ROUNDS,
+    STATED_STEPS,
     Paper,
     Printed,
     Problem,
@@ -19,6 +21,7 @@ from measured import (
     holm,
     last_within,
     main_clusters,
+    paired_gaps,
     paired_p,
     paper_key,
     paper_numbers,
@@ -33,7 +36,8 @@ from bcfl.experiment.sweep import text_of, title_of
 from bcfl.methods import make_method
 
 LEVEL = 0.05
-STATED_STEPS, STATED_ROUNDS = 10, 100  # the paper's, per client
+ENOUGH_SEEDS = 3
+TOO_FEW_SEEDS = "fewer than three common seeds, so no order is claimed"
 STUDIES = (
     "Tested on a fifth of the clients' training data, which is kept from training (`data.validation = 0.2`); test data "
     "are never looked at. The files are `experiments/defaults-*.toml`. The default is in bold."
@@ -162,8 +166,7 @@ def published_budget(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Pri
 
 def order_of_methods(rows: Sequence[Row]) -> list[str]:
     """Which differences are sure: paired t-tests over common seeds, at least three, with Holm's correction."""
-    pairs = [(a, b, sorted(a.seeds & b.seeds)) for a, b in combinations(rows, 2)]
-    pairs = [pair for pair in pairs if len(pair[2]) >= 3]
+    pairs = [(a, b) for a, b in combinations(rows, 2) if len(a.seeds & b.seeds) >= ENOUGH_SEEDS]
     if not pairs:
         return ["Fewer than three common seeds: no order is claimed."]
     lines = [
@@ -171,9 +174,9 @@ def order_of_methods(rows: Sequence[Row]) -> list[str]:
         "",
     ]
     for key, title in MEASURES.items():
-        gaps = [[a.by_seed(key)[s] - b.by_seed(key)[s] for s in seeds] for a, b, seeds in pairs]
+        gaps = [paired_gaps(a, b, key) for a, b in pairs]
         sure = []
-        for (a, b, _), gap, p in zip(pairs, gaps, holm([paired_p(gap) for gap in gaps]), strict=True):
+        for (a, b), gap, p in zip(pairs, gaps, holm([paired_p(gap) for gap in gaps]), strict=True):
             if p < LEVEL:
                 better, worse = (a, b) if fmean(gap) > 0 else (b, a)
                 sure.append(f"{better.label} > {worse.label} (p = {p:.3f})")
@@ -281,24 +284,22 @@ def verdict(rows: Sequence[Row]) -> str:
         return "The default is not among them yet."
     if default is best:
         return f"The default is the best of {len(rows)} by accuracy; {_surely_better(default, rows[1:])}."
-    a, b = best.by_seed("accuracy"), default.by_seed("accuracy")
-    seeds = sorted(a.keys() & b.keys())
+    gaps = paired_gaps(best, default, "accuracy")
     gap = fmean(best.finals("accuracy")) - fmean(default.finals("accuracy"))
-    if len(seeds) < 3:
-        sure = "fewer than three common seeds, so no order is claimed"
+    if len(gaps) < ENOUGH_SEEDS:
+        sure = TOO_FEW_SEEDS
     else:
         # The best of several is chosen after the fact, so its test counts as one of as many.
-        p = min(1.0, (len(rows) - 1) * paired_p([a[s] - b[s] for s in seeds]))
-        sure = f"paired t-test over {len(seeds)} seeds, corrected for {len(rows) - 1} rivals: p = {p:.2f}"
+        p = min(1.0, (len(rows) - 1) * paired_p(gaps))
+        sure = f"paired t-test over {len(gaps)} seeds, corrected for {len(rows) - 1} rivals: p = {p:.2f}"
     return f"The best is {gap:.2f} above the default ({sure})."
 
 
 def _surely_better(default: Row, others: Sequence[Row]) -> str:
     """Of how many of the others that is more than chance."""
-    mine = default.by_seed("accuracy")
-    gaps = [[mine[s] - value for s, value in row.by_seed("accuracy").items() if s in mine] for row in others]
-    if not gaps or min(map(len, gaps)) < 3:
-        return "fewer than three common seeds, so no order is claimed"
+    gaps = [paired_gaps(default, row, "accuracy") for row in others]
+    if min(map(len, gaps), default=0) < ENOUGH_SEEDS:
+        return TOO_FEW_SEEDS
     sure = sum(p < LEVEL for p in holm([paired_p(gap) for gap in gaps]))
     tests = f"paired t-tests over common seeds with Holm's correction, p < {LEVEL}"
     return f"surely better than {sure or 'none'} of the others ({tests})"

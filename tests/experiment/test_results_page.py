@@ -108,6 +108,9 @@ def test_a_run_that_was_only_looked_at_at_other_times_counts_once() -> None:
     runs = [record("fedavg", [0.1, 0.2], settings=[f"experiment.checkpoint_every={often}"]) for often in (1, 5)]
     (row,) = rows_of(runs)
     assert show(row.finals("accuracy")) == "20.00"
+    splits = [record("fedavg", [value], settings=[f"data.seed={seed}"]) for seed, value in enumerate((0.1, 0.2))]
+    (row,) = rows_of(splits)
+    assert len(row.runs) == 2  # one seed, but other data
 
 
 def test_with_how_much_work_a_number_is_reached() -> None:
