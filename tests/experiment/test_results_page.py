@@ -317,6 +317,8 @@ def test_tables_have_the_papers_settings(path: Path) -> None:
         training = config.training
         assert (training.learning_rate, training.momentum, training.batch_size) == (0.005, 0.9, 32)
         assert (training.local_steps, config.experiment.rounds) == (10, 100)
+        if config.method["name"] == "fedsoft":
+            assert config.method["proximal"] == (0.01 if config.data.name == "cifar10" else 0.1)
 
 
 @pytest.mark.parametrize(

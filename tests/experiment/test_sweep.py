@@ -262,6 +262,25 @@ def test_an_override_of_what_varies_narrows_the_sweep_to_its_value(tmp_path: Pat
         made("experiment.seed=[1, 2]")
 
 
+def test_a_method_may_have_options_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(
+        '[method]\nproximal = 0.3\nnum_clusters = 3\n[sweep]\nmethods = ["fedamp", "fedsoft", "fesem"]\n'
+        "[sweep.options.fedsoft]\nproximal = 0.01\n[sweep.options.fesem]\nproximal = 0.02\nnum_clusters = 2\n"
+    )
+
+    def made(*overrides: str) -> dict[str, tuple[Any, ...]]:
+        return {
+            c.method["name"]: (c.method["proximal"], c.method.get("num_clusters")) for c in expand([path], overrides)
+        }
+
+    assert made() == {"fedamp": (0.3, None), "fedsoft": (0.01, 3), "fesem": (0.02, 2)}
+    assert made("method.proximal=1.0") == {"fedamp": (1.0, None), "fedsoft": (1.0, 3), "fesem": (1.0, 2)}
+    assert made("method.name=fedsoft") == {"fedsoft": (0.01, 3)}
+    path.write_text(path.read_text().replace("[sweep]", '[sweep]\nvary = { "method.num_clusters" = [5] }'))
+    assert made()["fesem"] == (0.02, 5)
+
+
 def test_the_first_seed_of_all_files_comes_before_the_second_of_any(tmp_path: Path) -> None:
     first, second = tmp_path / "a.toml", tmp_path / "b.toml"
     first.write_text('[sweep]\nmethods = ["fedavg", "ifca"]\nseeds = [7, 1]\n')
@@ -282,6 +301,20 @@ def test_the_first_seed_of_all_files_comes_before_the_second_of_any(tmp_path: Pa
         ('[sweep]\nvary = { "experiment.round" = [1] }', "did you mean experiment.rounds?"),
         ('[sweep]\nmethods = ["fedavgg"]', "did you mean 'fedavg'"),
         ('[sweep]\nseeds = [1]\nvary = { "experiment.seed" = [2] }', "must not do so again"),
+        ("[sweep]\noptions = 3", r"sweep\.options in .* must hold a section for each method"),
+        ('[sweep]\nmethods = ["fedsoft"]\noptions = { fedsoft = 1 }', r"sweep\.options in .* must hold a section"),
+        (
+            '[sweep]\nmethods = ["fedsoft"]\n[sweep.options.fedsof]\nproximal = 1',
+            r"unknown method sweep\.options\.fedsof; did you mean sweep\.options\.fedsoft\?",
+        ),
+        (
+            '[sweep]\nmethods = ["fedavg"]\n[sweep.options.fedavg]\nproximal = 1',
+            r"unknown key sweep\.options\.fedavg\.proximal; allowed: ",
+        ),
+        (
+            '[sweep]\nmethods = ["fedsoft"]\n[sweep.options.fedsoft]\nproximal = "far"',
+            "method.proximal must be a number",
+        ),
         ('[data]\nname = "digit"', r"unknown data set digit; did you mean digits\? allowed: .*cifar10"),
         ('[sweep]\nvary = { "data.name" = ["digits", "mnist5"] }', "unknown data set mnist5"),
         ('[data]\npartition = "feature(4)"', r"partition 'feature\(4\)' is not one of"),

@@ -77,6 +77,7 @@ def expand(paths: Iterable[Path], overrides: Iterable[str] = ()) -> list[Config]
     methods = ["fedavg", "bcfl-g"]
     seeds = [0, 1, 2]
     vary = { "method.num_clusters" = [2, 3, 4] }   # every combination
+    options = { bcfl-g = { fusion = "exact" } }    # of one method only, in place of those in [method]
 
     An override of what varies takes the place of the list: the sweep is narrowed to that value.
     """
@@ -88,15 +89,24 @@ def expand(paths: Iterable[Path], overrides: Iterable[str] = ()) -> list[Config]
 def _expand_one(path: Path, overrides: Sequence[str]) -> Iterator[tuple[int, Config]]:
     """Every combination that the file asks for, with its seed's place in the list of seeds."""
     values = read_toml(path)
-    vary = _what_varies(path, values.pop("sweep", {}))
-    for key, value in map(parse_override, overrides):
+    section = values.pop("sweep", {})
+    vary = _what_varies(path, section)
+    options_of = _options_of_methods(path, section.get("options", {}), vary.get("method.name", []))
+    changed = dict(map(parse_override, overrides))
+    for key, value in changed.items():
         set_value(values, key, value)
         vary.pop(key, None)
     for combination in itertools.product(*vary.values()):
         own = copy.deepcopy(values)
-        for key, value in zip(vary, combination, strict=True):
+        varied = dict(zip(vary, combination, strict=True))
+        for key, value in varied.items():
             set_value(own, key, value)
+        name = own.get("method", {}).get("name")
+        for key, value in options_of.get(name, {}).items():
+            if f"method.{key}" not in changed | varied:
+                set_value(own, f"method.{key}", value)
         config = parse_config(own)
+        refuse_unknown(options_of.get(name, {}), config.method, "key", f"sweep.options.{name}.")
         _check_names(config)
         yield vary.get("experiment.seed", [config.experiment.seed]).index(config.experiment.seed), config
 
@@ -105,9 +115,7 @@ def _what_varies(path: Path, section: Any) -> dict[str, list[Any]]:
     """The values of every setting that the file's [sweep] section lists: section.key -> values."""
     if not isinstance(section, dict) or not isinstance(section.get("vary", {}), dict):
         raise ValueError(f"sweep in {path} must be a section, and so must sweep.vary")
-    unknown = sorted(set(section) - {"methods", "seeds", "vary"})
-    if unknown:
-        raise ValueError(f"unknown key sweep.{unknown[0]} in {path}, allowed: methods, seeds, vary")
+    refuse_unknown(section, {"methods", "seeds", "vary", "options"}, "key", "sweep.")
     listed = {key: section[name] for name, key in LISTED.items() if name in section}
     vary = {**listed, **section.get("vary", {})}
     if len(vary) < len(listed) + len(section.get("vary", {})):
@@ -116,6 +124,14 @@ def _what_varies(path: Path, section: Any) -> dict[str, list[Any]]:
         if not isinstance(choices, list) or not choices or "." not in key:
             raise ValueError(f"sweep in {path}: {key} must be section.key with a list of at least one value")
     return vary
+
+
+def _options_of_methods(path: Path, section: Any, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What [sweep.options] sets for single methods: method -> option -> value."""
+    if not isinstance(section, dict) or not all(isinstance(options, dict) for options in section.values()):
+        raise ValueError(f"sweep.options in {path} must hold a section for each method that has options of its own")
+    refuse_unknown(section, methods, "method", "sweep.options.")
+    return section
 
 
 def _check_names(config: Config) -> None:
