@@ -148,6 +148,14 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "no command of ours": (["rum"], "invalid choice: 'rum'"),
     "seeds that are no numbers": (["compare", "--methods", "fedavg", "--seeds", "0,x"], "--seeds must be whole"),
     "no seeds": (["compare", "--methods", "fedavg", "--seeds", ""], "--seeds must be whole numbers"),
+    "a seed beside seeds": (
+        ["compare", "--methods", "fedavg", "--set", "experiment.seed=3"],
+        "a comparison takes experiment.seed from --seeds, not from --set",
+    ),
+    "a method beside methods": (
+        ["compare", "--methods", "fedavg", "--set", "method.name=ifca"],
+        "a comparison takes method.name from --methods, not from --set",
+    ),
     "no methods": (["compare", "--methods", ","], "--methods must name at least one method"),
     "a mistake in the last method": (["compare", *settings(), "--methods", "fedavg,ifka"], "did you mean 'ifca'?"),
     "a last method that does not fit": (

@@ -12,10 +12,11 @@ from typing import Any
 from rich.table import Table
 
 from bcfl.data.datasets import DATASETS
-from bcfl.experiment.config import Config, load_config
+from bcfl.experiment.config import Config, load_config, parse_override
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import Observer, RunStoppedError, resume, start
 from bcfl.experiment.sweep import (
+    LISTED,
     Planned,
     alike,
     differences,
@@ -133,6 +134,10 @@ def compare(options: Namespace) -> int:
         raise ValueError(f"--seeds must be whole numbers separated by commas, got {options.seeds!r}") from None
     if not methods:
         raise ValueError("--methods must name at least one method")
+    changed = dict(map(parse_override, options.overrides))
+    for name, key in LISTED.items():
+        if key in changed:
+            raise ValueError(f"a comparison takes {key} from --{name}, not from --set")
     configs = [
         load_config(options.config, [*options.overrides, f"method.name={name}"], seed=seed)
         for name in methods

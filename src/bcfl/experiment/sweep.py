@@ -40,7 +40,7 @@ NOT_A_SETTING = {
     "experiment.checkpoint_every",
     "experiment.evaluate_every",
 }
-LISTED = {"methods": "method.name", "seeds": "experiment.seed"}  # what has a name of its own in a [sweep] section
+LISTED = {"methods": "method.name", "seeds": "experiment.seed"}  # what is listed by a name of its own
 PATIENCE = 1.0  # seconds between two looks at a run that another process has in hand
 
 
