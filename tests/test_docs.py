@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bcfl.cli import main
+from bcfl.data.sources import SOURCES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -83,3 +84,17 @@ def test_the_documentation_site_builds(tmp_path: Path) -> None:
     maths = (tmp_path / "site" / "maths" / "index.html").read_text()
     assert "<math" in maths
     assert "arithmatex" not in maths
+
+
+def test_the_page_on_data_names_what_every_set_can_be_read_from() -> None:
+    text = (ROOT / "docs/experiments.md").read_text()
+    (hubs,) = (line for line in text.splitlines() if line.startswith("4. The Hugging Face hub"))
+    assert re.findall(r"`(\w+)`", hubs) == [name for name, source in SOURCES.items() if source.hub]
+    for name, source in SOURCES.items():
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| `{name}`"))
+        told = row.replace("the four files as for `fashion_mnist`", "`train-images-idx3-ubyte`")
+        told = told.replace(
+            "`train_32x32.mat`, `test_32x32.mat` (also with", "`train_32x32.mat` `svhn_train_32x32.mat`"
+        )
+        for first in [f"{name}.npz", *(raw.files[0] for raw in source.formats)]:
+            assert f"`{first}`" in told
