@@ -19,7 +19,7 @@ from bcfl.local import Training
 from bcfl.methods.bcfl import BCFL
 
 PER_WORKER = 8  # beliefs' worth of memory that a worker may take: its model, gradients, a posterior on its way
-DIGITS_FIVE = replace(NETS[-1], num_examples=8, training=Training(local_steps=1, momentum_state="fresh"))
+DIGITS_FIVE = replace(NETS[-1], num_examples=64, training=Training(local_steps=1, momentum_state="fresh"))
 
 
 def rows() -> list[Row]:
@@ -28,35 +28,36 @@ def rows() -> list[Row]:
 
 def memory(net: Workload, clients: tuple[int, int] = (10, 80)) -> list[Row]:
     """The peak of a BCFL-MH-6 round beyond the beliefs before it, in beliefs: two vectors, mean and precision."""
-    held, allowed = [], []
+    held, new = [], []
     for num_clients in clients:
         # As many trainings for both: how many posteriors meet in memory is also a matter of chance.
         operation = partial(_rounds, replace(net, num_clients=num_clients), max(clients) // num_clients)
         peak, (num_after, belief) = peak_bytes(operation, _size)
         held.append(peak / belief)
-        allowed.append(num_after + PER_WORKER * NUM_WORKERS)
+        new.append(num_after)
     few, many = clients
+    allowed = PER_WORKER * NUM_WORKERS
+    beside = [peak - num_after for peak, num_after in zip(held, new, strict=True)]  # what the work itself takes
     name = f"{net.name}, BCFL-MH-6: memory"
-    note = (
-        f"{held[1]:.1f} beliefs of {allowed[1]} allowed with {many} clients, {held[0]:.1f} of {allowed[0]} with {few}"
-    )
-    with_few, with_many = (peak / limit for peak, limit in zip(held, allowed, strict=True))
-    same = "each as a share of what its beliefs and workers are allowed"
+    told = [f"{peak:.1f} beliefs, {num_after} of them new ones" for peak, num_after in zip(held, new, strict=True)]
+    note = f"{told[1]}, with {many} clients; {told[0]}, with {few}"
+    same = f"{beside[1]:.1f} beliefs beside the new ones against {beside[0]:.1f}"
     return [
-        row(f"{name} of a round", max(with_few, with_many), 1, "of new beliefs + 8 per worker", note),
-        row(f"{name} with {many} clients", with_many / with_few, 1.1, f"of that with {few}", same),
+        row(f"{name} beside the new beliefs", max(beside) / allowed, 1, "of 8 beliefs per worker", note),
+        row(f"{name} with {many} clients", beside[1] / beside[0], 1.1, f"of that with {few}", same),
     ]
 
 
 def _rounds(net: Workload, times: int) -> Callable[[], Hypotheses]:
+    """The second round of a run, whose hypotheses share some beliefs and not others, so many times."""
     simulator = net.simulator(NUM_WORKERS)
     method = BCFL(net.num_groups, "multi", 6, initial="same", scoring_examples=net.num_examples)
-    state = method.init(simulator.begin(0))
+    state, _ = method.round(method.init(simulator.begin(0)), simulator.begin(1))
 
     def play() -> Hypotheses:
         for _ in range(times - 1):
-            method.round(state, simulator.begin(1))
-        return method.round(state, simulator.begin(1))[0]
+            method.round(state, simulator.begin(2))
+        return method.round(state, simulator.begin(2))[0]
 
     return play
 

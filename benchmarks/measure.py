@@ -1,5 +1,7 @@
 """Time and memory as ratios measured in one run, so that a figure means the same on every machine."""
 
+import ctypes
+import gc
 import multiprocessing
 import re
 import time
@@ -60,6 +62,8 @@ def peak_bytes(prepare: Callable[[], Callable[[], Any]], tell: Callable[[Any], A
 
 def _peak_bytes_here(prepare: Callable[[], Callable[[], Any]], tell: Callable[[Any], Any]) -> tuple[int, Any]:
     operation = prepare()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what `prepare` freed must not be used again unseen
     Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to the present size
     before = _status_bytes("VmRSS")
     result = operation()

@@ -17,10 +17,13 @@ KINDS = {
     "matrix product": ("mm", "addmm", "bmm", "linear"),
     "BatchNorm": ("batch_norm",),
     "pooling": ("max_pool",),
-    "step (vectors of P)": ("add_", "mul_", "sub_", "addcmul_", "lerp_", "zero_", "copy_", "fill_"),
+    "step (vectors of P)": (
+        "add", "add_", "mul", "mul_", "sub_", "addcmul_", "lerp_", "reciprocal", "_fused_sgd_", "zero_", "copy_",
+        "fill_",
+    ),
     "ReLU, dropout": ("relu", "threshold", "clamp_min", "bernoulli_"),
     "gathering a batch": ("index",),
-}
+}  # fmt: skip
 REST = "the rest"
 
 

@@ -3,13 +3,17 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from measure import Row, best_seconds, processor_seconds, repeated, row
-from workloads import NETS, TINY, BareLoop, Workload, round_of, with_known_groups
+from workloads import NETS, SEED, TINY, BareLoop, Workload, round_of, with_known_groups
 
 from bcfl.engines.simulator import Simulator
-from bcfl.federation import Hypotheses
+from bcfl.experiment.config import load_config
+from bcfl.experiment.problem import load_data, model_factory
+from bcfl.federation import Hypotheses, Method
+from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg
 from bcfl.methods.bcfl import BCFL
 from bcfl.models import mlp
@@ -18,16 +22,22 @@ NUM_WORKERS = 2
 TARGETS = {"Fashion-MNIST net": 1.10, "CIFAR-10 net": 1.10, "AmazonReview net": 1.15, "Digits-Five net": 1.15}
 # More where rounds are short: the best of few may be one side's lucky moment and never the other's.
 REPEATS = {"Fashion-MNIST net": 6, "CIFAR-10 net": 8, "AmazonReview net": 5, "Digits-Five net": 2}  # at each visit
+RACING = 0.01  # the probability that racing may keep something else than full scoring
 JOB_SCORING = 32  # scoring examples where trainings are compared: few, as their time is subtracted
 
 
 def rows() -> list[Row]:
-    # Each net is visited twice, far apart: the machine may be busy elsewhere for longer than a visit takes.
-    first = [visit(net, REPEATS[net.name]) for net in NETS]
-    others = [*methods(NETS[0]), *many_clients(TINY), *scaling(TINY)]
-    second = [visit(net, REPEATS[net.name]) for net in NETS]
-    visited = zip(NETS, zip(first, second, strict=True), strict=True)
-    return [*(figure for net, visits in visited for figure in engine(net, visits, TARGETS[net.name])), *others]
+    # Nets and methods are visited twice, far apart: the machine may be busy elsewhere for longer than a visit takes.
+    visits, method_visits = [], []
+    others: list[Row] = []
+    for last in (False, True):
+        visits.append([visit(net, REPEATS[net.name]) for net in NETS])
+        method_visits.append(visit_methods(NETS[0]))
+        if not last:
+            others = [*saved_scoring(), *many_clients(TINY), *scaling(TINY)]
+    visited = zip(NETS, zip(*visits, strict=True), strict=True)
+    nets = [figure for net, own in visited for figure in engine(net, own, TARGETS[net.name])]
+    return [*nets, *methods(NETS[0], method_visits), *others]
 
 
 class Visit(NamedTuple):
@@ -71,8 +81,21 @@ def engine(net: Workload, visits: Sequence[Visit], target: float) -> list[Row]:
     ]
 
 
-def methods(net: Workload, num_rounds: int = 3, scoring: int = 320, repeats: int = 3) -> list[Row]:
-    """BCFL beside FedAvg, consensus and multi-hypothesis beside greedy, once beliefs tell the groups apart."""
+class MethodsVisit(NamedTuple):
+    """Seconds of rounds once beliefs tell the groups apart; the best of some turns."""
+
+    average: float  # FedAvg
+    greedy: float  # BCFL-G
+    raced: float
+    merged: float  # BCFL-C-6
+    greedy_job: float  # a distinct training of BCFL-G
+    multi_job: float  # and of BCFL-MH-6
+    repeats: int
+    at_home: int  # clients that BCFL-G puts with their group
+    trainings: tuple[int, int]
+
+
+def visit_methods(net: Workload, num_rounds: int = 3, scoring: int = 320, repeats: int = 4) -> MethodsVisit:
     with net.simulator(NUM_WORKERS) as simulator:
         group = net.data().group
         greedy = _bcfl(net, "greedy", scoring)
@@ -86,22 +109,39 @@ def methods(net: Workload, num_rounds: int = 3, scoring: int = 320, repeats: int
         operations = (
             round_of(FedAvg(), simulator)[0],
             from_there(greedy),
-            from_there(_bcfl(net, "greedy", scoring, racing=0.01)),
+            from_there(_bcfl(net, "greedy", scoring, racing=RACING)),
             from_there(_bcfl(net, "consensus", scoring)),
         )
-        average, full, raced, merged = best_seconds(*operations, repeats=repeats)
-        per_job = _per_job(net, simulator, state, num_rounds + 1, repeats)
-    setting = f"{net.name}, {at_home} of {net.num_clients} clients at home, {scoring} scoring examples each"
+        seconds = best_seconds(*operations, repeats=repeats)
+        per_job, trainings = _per_job(net, simulator, state, num_rounds + 1, repeats)
+    return MethodsVisit(*seconds, *per_job, repeats, at_home, trainings)
+
+
+def methods(net: Workload, visits: Sequence[MethodsVisit]) -> list[Row]:
+    """BCFL beside FedAvg, consensus and multi-hypothesis beside greedy."""
+    average, full, raced, merged, greedy_job, multi_job, *_ = map(min, zip(*visits, strict=True))
+    repeats, at_home = sum(seen.repeats for seen in visits), visits[0].at_home
+    setting = f"{net.name}, {at_home} of {net.num_clients} clients at home, best of {repeats}"
+    greedy_trainings, multi_trainings = visits[0].trainings
+    job = (
+        f"round without scoring ÷ trainings: {multi_job * 1e3:.1f} ms of {multi_trainings} against "
+        f"{greedy_job * 1e3:.1f} ms of {greedy_trainings}"
+    )
     return [
         row("BCFL-G round", full / average, 1.9, "FedAvg rounds", f"{full:.2f} s against {average:.2f} s; {setting}"),
-        row("BCFL-G round, racing = 0.01", raced / average, 1.35, "FedAvg rounds", f"{raced:.2f} s"),
+        row(f"BCFL-G round, racing = {RACING}", raced / average, 1.35, "FedAvg rounds", f"{raced:.2f} s"),
         row("BCFL-C-6 round", merged / full, 1.25, "BCFL-G rounds", f"{merged:.2f} s against {full:.2f} s"),
-        per_job,
+        row("BCFL-MH-6, a distinct job", multi_job / greedy_job, 1.1, "jobs of BCFL-G", job),
     ]
 
 
-def _per_job(net: Workload, simulator: Simulator, state: Hypotheses, index: int, repeats: int) -> Row:
-    """The time of a distinct training: the round without a scoring of the same models, divided by its trainings."""
+def _per_job(
+    net: Workload, simulator: Simulator, state: Hypotheses, index: int, repeats: int
+) -> tuple[list[float], tuple[int, int]]:
+    """The time of a distinct training of BCFL-G and of BCFL-MH-6, and how many there are in a round.
+
+    That is the round without a scoring of the same models, divided by its trainings.
+    """
     operations: list[Callable[[], Any]] = []
     trainings = []
     for method in (_bcfl(net, "greedy", JOB_SCORING), _bcfl(net, "multi", JOB_SCORING)):
@@ -119,11 +159,27 @@ def _per_job(net: Workload, simulator: Simulator, state: Hypotheses, index: int,
         operations += [play, score]
     greedy, greedy_score, multi, multi_score = best_seconds(*operations, repeats=repeats)
     per_job = [(greedy - greedy_score) / trainings[0], (multi - multi_score) / trainings[1]]
-    note = (
-        f"round without scoring ÷ trainings: {per_job[1] * 1e3:.1f} ms of {trainings[1]} against "
-        f"{per_job[0] * 1e3:.1f} ms of {trainings[0]}"
-    )
-    return row("BCFL-MH-6, a distinct job", per_job[1] / per_job[0], 1.1, "jobs of BCFL-G", note)
+    return per_job, (trainings[0], trainings[1])
+
+
+def saved_scoring(num_rounds: int = 16, num_looks: int = 5) -> list[Row]:
+    """How much of full scoring racing does on real data once the groups are apart: the bundled digits, turned."""
+    config = load_config(None, ["data.partition=feature(4,2)"])
+    figures = []
+    with Simulator(model_factory(config), load_data(config), config.training, SEED, num_workers=NUM_WORKERS) as engine:
+        for name in ("bcfl-g", "bcfl-c-6", "bcfl-mh-6"):
+            _, state = round_of(make_method(f"{name}-w", {}), engine, num_rounds)
+            method, scored, spared = make_method(name, {"racing": RACING}), 0, 0
+            for index in range(num_rounds + 1, num_rounds + 1 + num_looks):  # each draws other examples
+                clients = engine.begin(index)
+                method.round(state, clients)
+                scored += clients.work.scored_examples
+                spared += clients.work.spared_examples or 0
+            setting = f"digits, {engine.num_clients} clients, after {num_rounds} rounds"
+            note = f"{scored / num_looks:.0f} examples a round; {setting}"
+            what = f"{name.upper()}, racing = {RACING}: scored examples"
+            figures.append(row(what, scored / (scored + spared), 1 / 3, "of full scoring", note))
+    return figures
 
 
 def _bcfl(net: Workload, strategy: Any, scoring: int, **options: Any) -> BCFL:
@@ -138,10 +194,12 @@ def many_clients(net: Workload, few: int = 100, many: int = 10_000, repeats: int
         small.simulator(NUM_WORKERS) as of_few,
         large.simulator(NUM_WORKERS) as of_many,
         closing(BareLoop(large, NUM_WORKERS)) as bare,
+        closing(BareLoop(large, 1)) as bare_alone,
     ):
         # A single round of few clients is so short that the best of several is the processor's best moment.
-        operations = (repeated(round_of(FedAvg(), of_few)[0], 20), round_of(FedAvg(), of_many)[0], bare)
-        seconds, ours, yardstick = best_seconds(*operations, repeats=repeats)
+        operations = (repeated(round_of(FedAvg(), of_few)[0], 20), round_of(FedAvg(), of_many)[0], bare, bare_alone)
+        seconds, ours, *yardsticks = best_seconds(*operations, repeats=repeats)
+    yardstick = min(yardsticks)  # steps so small leave two workers waiting for Python's lock
     per_client = (ours / many) / (seconds / 20 / few)
     note = f"{ours / many * 1e3:.3f} ms against {yardstick / many * 1e3:.3f} ms in a bare loop; {net.name}, 1 step"
     return [
@@ -150,9 +208,11 @@ def many_clients(net: Workload, few: int = 100, many: int = 10_000, repeats: int
     ]
 
 
-def scaling(net: Workload, repeats: int = 3, clients: Sequence[int] = (10, 1000)) -> list[Row]:
-    """How a round's time grows with C, K, M and P, divided by how they grow: 1 is linear, less is better."""
-    few, many = clients
+def scaling(net: Workload, repeats: int = 2, clients: Sequence[int] = (10, 1000, 10_000)) -> list[Row]:
+    """How a round's time grows with C, K, M and P, divided by how they grow: 1 is linear, less is better.
+
+    The worst of the steps from one size to the next: a first one that is mostly fixed cost must not hide a last one.
+    """
 
     def multi(clusters: int = 4, hypotheses: int = 3) -> BCFL:
         return BCFL(clusters, "multi", hypotheses, scoring_examples=32)
@@ -160,18 +220,19 @@ def scaling(net: Workload, repeats: int = 3, clients: Sequence[int] = (10, 1000)
     def of_width(width: int) -> Workload:
         return replace(net, factory=lambda: mlp(num_hidden=width))
 
-    cases = {
-        f"C from {few} to {many}, BCFL-MH-3": (
-            [(replace(net, num_clients=c), multi()) for c in clients], many / few),
-        "K from 2 to 16, BCFL-MH-3": ([(net, multi(clusters=k)) for k in (2, 16)], 8),
-        "M from 2 to 16, K = 4": ([(net, multi(hypotheses=m)) for m in (2, 16)], 8),
-        "P from 2.4 thousand to 1.2 million, FedAvg": ([(of_width(w), FedAvg()) for w in (32, 16384)], 512),
-    }  # fmt: skip
+    cases: dict[str, list[tuple[int, Workload, Method]]] = {
+        "C, BCFL-MH-3": [(c, replace(net, num_clients=c), multi()) for c in clients],
+        "K, BCFL-MH-3": [(k, net, multi(clusters=k)) for k in (2, 16)],
+        "M, BCFL-MH-M with K = 4": [(m, net, multi(hypotheses=m)) for m in (2, 16)],
+        "P, FedAvg": [(75 * width + 10, of_width(width), FedAvg()) for width in (32, 1638, 16384)],
+    }
     figures = []
-    for name, (sides, growth) in cases.items():
+    for name, sides in cases.items():
         with ExitStack() as stack:
-            engines = [(method, stack.enter_context(side.simulator(NUM_WORKERS))) for side, method in sides]
-            small, large = best_seconds(*(round_of(*pair)[0] for pair in engines), repeats=repeats)
-        note = f"{small * 1e3:.0f} ms and {large * 1e3:.0f} ms a round"
-        figures.append(row(name, large / small / growth, 1.1, "of linear growth", note))
+            engines = [(method, stack.enter_context(side.simulator(NUM_WORKERS))) for _, side, method in sides]
+            seconds = best_seconds(*(round_of(*pair)[0] for pair in engines), repeats=repeats)
+        points = list(zip([size for size, *_ in sides], seconds, strict=True))
+        growth = max((later / before) / (more / fewer) for (fewer, before), (more, later) in pairwise(points))
+        note = "a round takes " + ", ".join(f"{1e3 * taken:.0f} ms with {size}" for size, taken in points)
+        figures.append(row(f"growth with {name}", growth, 1.1, "of linear growth", note))
     return figures

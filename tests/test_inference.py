@@ -1,7 +1,10 @@
 """The fast forward pass gives the module's own scores, for every stack of layers that it takes, and keeps NaN."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+import torch.nn.functional as F
 from federation_fixtures import run, simulator
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -10,7 +13,7 @@ from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.inference import Convolutions, convolutions_of, largest_input
 from bcfl.methods.bcfl import BCFL
-from bcfl.models import FlatModel, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
+from bcfl.models import FlatModel, ModelFactory, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
 
 TOLERANCE = 1e-5  # of scores of size 1: the order of float32 sums
 
@@ -91,6 +94,8 @@ def test_the_parameters_are_those_loaded_last() -> None:
         nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(128, 2)),
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten(), nn.Linear(72, 2)),
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 2)),
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, dilation=2), nn.Flatten(), nn.Linear(32, 2)),
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, dilation=(1, 2)), nn.Flatten(), nn.Linear(32, 2)),
         nn.Sequential(nn.Conv2d(1, 2, 8)),
         nn.Sequential(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), nn.Flatten(), nn.Linear(72, 2)),
     ],
@@ -154,12 +159,29 @@ def test_the_hypotheses_kept_are_those_of_the_modules_own_scores(
 ) -> None:
     method = BCFL(num_clusters=3, strategy=strategy, max_hypotheses=3)  # type: ignore[arg-type]
     for seed in range(10):
-        data = _turned_digits(seed)
-        with simulator(data, _small_cnn, seed=seed) as engine:
-            fast = run(method, engine, 4)
-        with monkeypatch.context() as patch, simulator(data, _small_cnn, seed=seed) as engine:
-            patch.setattr(FlatModel, "predictor", lambda model: model.module.eval())
-            plain = run(method, engine, 4)
-        assert torch.equal(fast.assignment, plain.assignment)
-        assert torch.allclose(fast.log_weight, plain.log_weight, atol=1e-4)
-        assert torch.allclose(fast.models.mean, plain.models.mean, atol=1e-4)
+        _assert_the_same_is_kept(method, _turned_digits(seed), _small_cnn, seed, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fashion", "cifar"])
+def test_the_papers_nets_keep_the_same_hypotheses_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    factory, (channels, size, _) = NETS[name]
+    method = BCFL(num_clusters=2, strategy="multi", max_hypotheses=3)
+    for seed in range(3):
+        small = _turned_digits(seed, num_clients=4, num_examples=100)
+        x = F.interpolate(small.x_train, size=(size, size)).expand(-1, channels, -1, -1).contiguous()
+        data = replace(small, x_train=x, x_test=x[:1], test_of=(torch.empty(0, dtype=torch.int64),) * 4)
+        _assert_the_same_is_kept(method, data, factory, seed, monkeypatch)
+
+
+def _assert_the_same_is_kept(
+    method: BCFL, data: FederatedData, factory: ModelFactory, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with simulator(data, factory, seed=seed) as engine:
+        fast = run(method, engine, 4)
+    with monkeypatch.context() as patch, simulator(data, factory, seed=seed) as engine:
+        patch.setattr(FlatModel, "predictor", lambda model: model.module.eval())
+        plain = run(method, engine, 4)
+    assert torch.equal(fast.assignment, plain.assignment)
+    assert torch.allclose(fast.log_weight, plain.log_weight, atol=1e-4)
+    assert torch.allclose(fast.models.mean, plain.models.mean, atol=1e-4)

@@ -19,8 +19,8 @@ def population(seed: int, separation: float, heavy: bool = False, belief_of: Ten
     """Log-likelihoods of every example under every belief; clients of group g like cluster g best, noise is shared."""
     random = torch.Generator().manual_seed(seed)
     noise = torch.randn(NUM_CLIENTS, NUM_CLUSTERS, NUM_EXAMPLES, generator=random, dtype=torch.float64)
-    if heavy:  # losses of neural networks have long right tails
-        noise = -(noise.abs() ** 2)
+    if heavy:  # losses of neural networks have long tails, longer for the beliefs of strangers: gaps are skewed
+        noise = -(noise.abs() ** 2) * torch.linspace(0.5, 1.5, NUM_CLUSTERS, dtype=torch.float64)[:, None]
     hardness = torch.randn(NUM_CLIENTS, 1, NUM_EXAMPLES, generator=random, dtype=torch.float64)
     liking = torch.nn.functional.one_hot(torch.arange(NUM_CLIENTS) % NUM_CLUSTERS, NUM_CLUSTERS).double()
     liking *= separation * torch.linspace(0.2, 2, NUM_CLIENTS)[:, None]  # some clients are clearer than others

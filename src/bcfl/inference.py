@@ -33,7 +33,7 @@ class Block:
             self.norm = layer
         elif type(layer) is nn.ReLU:
             self.relu = True
-        elif type(layer) is nn.MaxPool2d and self.pool is None and not layer.return_indices:
+        elif type(layer) is nn.MaxPool2d and self.pool is None and _is_plain(layer):
             self.pool = layer
         else:
             return False
@@ -105,6 +105,11 @@ def convolutions_of(module: nn.Module) -> Convolutions | None:
         elif not (blocks and blocks[-1].take(layer)):
             return None
     return None
+
+
+def _is_plain(pool: nn.MaxPool2d) -> bool:
+    """Whether oneDNN can do it: neither places of the maxima nor dilation."""
+    return not pool.return_indices and pool.dilation in (1, (1, 1))
 
 
 def _is_watched(layer: nn.Module) -> bool:

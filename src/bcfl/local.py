@@ -17,6 +17,7 @@ from bcfl.gaussian import Gaussian, distinct
 from bcfl.models import LARGE, FlatModel
 
 CHUNK = 64  # examples per forward pass where no gradient is needed: more would fall out of the cache
+FISHER_CHUNK = 32  # per-example gradients that are held at a time
 NUM_BINS = 15  # of the calibration table
 FLOOR = -1e6  # the least log-likelihood of an example: an overflow in the network must not become a score of NaN
 
@@ -165,7 +166,7 @@ def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, genera
     per_example = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     fisher = torch.zeros(model.num_parameters)
     views = model.parameter_views(fisher)
-    for part in rows.split(32):  # a chunk holds 32 gradients at a time
+    for part in rows.split(FISHER_CHUNK):
         for name, gradient in per_example(parameters, *examples.batch(part)).items():
             views[name].add_(gradient.square().sum(0), alpha=1 / len(rows))
     return fisher

@@ -27,6 +27,7 @@ from bcfl.experiment.run import resume, start
 from bcfl.federation import Jobs
 from bcfl.gaussian import Gaussian, flat
 from bcfl.local import Evaluation, Examples, Training, pool
+from bcfl.methods import METHODS as REGISTERED
 from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg
 from bcfl.models import MODELS, FlatModel, ModelFactory, build
@@ -174,7 +175,7 @@ def test_clients_that_keep_their_momentum_go_on_with_it() -> None:
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
-METHODS = ["bcfl-g", "bcfl-c-3", "bcfl-mh-3", "bcfl-mh-3-w", "fedavg", "wecfl", "fedamp", "fedsoft", "local"]
+METHODS = [name.replace("-M", "-3") for name in REGISTERED] + ["bcfl-mh-3-w"]
 
 
 def assert_same_story(found: Result, expected: Result) -> None:
@@ -195,6 +196,14 @@ def assert_same_story(found: Result, expected: Result) -> None:
 def test_a_run_of_every_method_is_the_plain_one(name: str, device: str) -> None:
     config = small_config(f"method.name={name}")
     assert_same_story(start(config, None, device=device), start(config, None, num_workers=1))
+
+
+@pytest.mark.parametrize("name", ["bcfl-g", "bcfl-c-3", "bcfl-mh-3"])
+def test_a_run_with_racing_is_the_plain_one(name: str) -> None:
+    racing = (f"method.name={name}-w", "method.racing=0.2", "method.scoring_examples=160")
+    found = start(small_config(*racing), None, device="stacked-cpu")
+    assert_same_story(found, start(small_config(*racing), None, num_workers=1))
+    assert found.history[-1]["work"]["spared_examples"] != 0  # less than none where only the looks are lost
 
 
 @pytest.mark.parametrize("name", [name for name in FEDERATIONS if name != "plain"])

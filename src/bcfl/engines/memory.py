@@ -39,12 +39,13 @@ def keep_blocks(num_bytes: int) -> None:
 
     Why not all: a small block that is put into the gap of a large one and outlives it leaves no room for the next large
     one, and the heap grows by another. With stacks of models in it, of many sizes, it went on growing round by round.
+    A glibc that allows no more than 32 MB says no, and larger blocks are met as fresh pages as they were before.
     """
     if keep_freed_memory():
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, max(LEAST_BLOCK, num_bytes + PAGE))
 
 
 def give_back_memory() -> None:
-    """Freed memory is the kernel's again, where `keep_freed_memory` kept it."""
+    """What is free now is the kernel's again; what is freed later stays, as `keep_freed_memory` set it up."""
     if keep_freed_memory():
         ctypes.CDLL(None).malloc_trim(0)

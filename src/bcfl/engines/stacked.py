@@ -31,7 +31,6 @@ MEMORY_ON_CPU = 2**30  # bytes
 # What a job holds of its vector's length: parameters, momentum, gradient and its parts, prior mean and precision, pull,
 # Fisher, the posterior's mean and precision.
 VECTORS_PER_JOB = 10
-FISHER_EXAMPLES = 32  # per-example gradients held at a time
 
 
 def find_device(name: str) -> torch.device | None:
@@ -207,7 +206,7 @@ class Stack:
         """As local.exact_fisher."""  # (parameter,)
         rows = torch.randperm(len(job.examples), generator=job.generator)[: job.training.fisher_examples]
         fisher = torch.zeros_like(vector[: self._template.num_parameters])
-        for part in job.examples.index[rows].split(min(FISHER_EXAMPLES, self.jobs_at_a_time)):
+        for part in job.examples.index[rows].split(min(local.FISHER_CHUNK, self.jobs_at_a_time)):
             gradients = self.model.example_gradients(vector, *self._batch(job.examples, part))
             fisher.add_(gradients.square().sum(0), alpha=1 / len(rows))
         return fisher
