@@ -23,21 +23,23 @@ TARGETS = {"Fashion-MNIST net": 1.10, "CIFAR-10 net": 1.10, "AmazonReview net": 
 # More where rounds are short: the best of few may be one side's lucky moment and never the other's.
 REPEATS = {"Fashion-MNIST net": 6, "CIFAR-10 net": 8, "AmazonReview net": 5, "Digits-Five net": 2}  # at each visit
 RACING = 0.01  # the probability that racing may keep something else than full scoring
+SCORING = 320  # examples of each client
 JOB_SCORING = 32  # scoring examples where trainings are compared: few, as their time is subtracted
 
 
 def rows() -> list[Row]:
     # Nets and methods are visited twice, far apart: the machine may be busy elsewhere for longer than a visit takes.
-    visits, method_visits = [], []
-    others: list[Row] = []
-    for last in (False, True):
-        visits.append([visit(net, REPEATS[net.name]) for net in NETS])
-        method_visits.append(visit_methods(NETS[0]))
-        if not last:
-            others = [*saved_scoring(), *many_clients(TINY), *scaling(TINY)]
-    visited = zip(NETS, zip(*visits, strict=True), strict=True)
-    nets = [figure for net, own in visited for figure in engine(net, own, TARGETS[net.name])]
+    first = _visit_all()
+    others = [*saved_scoring(), *many_clients(TINY), *scaling(TINY)]
+    second = _visit_all()
+    net_visits, method_visits = zip(first, second, strict=True)
+    visits_of = dict(zip(NETS, zip(*net_visits, strict=True), strict=True))
+    nets = [figure for net, visits in visits_of.items() for figure in engine(net, visits, TARGETS[net.name])]
     return [*nets, *methods(NETS[0], method_visits), *others]
+
+
+def _visit_all() -> "tuple[list[Visit], MethodsVisit]":
+    return [visit(net, REPEATS[net.name]) for net in NETS], visit_methods(NETS[0])
 
 
 class Visit(NamedTuple):
@@ -95,7 +97,7 @@ class MethodsVisit(NamedTuple):
     trainings: tuple[int, int]
 
 
-def visit_methods(net: Workload, num_rounds: int = 3, scoring: int = 320, repeats: int = 4) -> MethodsVisit:
+def visit_methods(net: Workload, num_rounds: int = 3, scoring: int = SCORING, repeats: int = 4) -> MethodsVisit:
     with net.simulator(NUM_WORKERS) as simulator:
         group = net.data().group
         greedy = _bcfl(net, "greedy", scoring)
@@ -121,7 +123,9 @@ def methods(net: Workload, visits: Sequence[MethodsVisit]) -> list[Row]:
     """BCFL beside FedAvg, consensus and multi-hypothesis beside greedy."""
     average, full, raced, merged, greedy_job, multi_job, *_ = map(min, zip(*visits, strict=True))
     repeats, at_home = sum(seen.repeats for seen in visits), visits[0].at_home
-    setting = f"{net.name}, {at_home} of {net.num_clients} clients at home, best of {repeats}"
+    setting = (
+        f"{net.name}, {at_home} of {net.num_clients} clients at home, {SCORING} examples scored, best of {repeats}"
+    )
     greedy_trainings, multi_trainings = visits[0].trainings
     job = (
         f"round without scoring ÷ trainings: {multi_job * 1e3:.1f} ms of {multi_trainings} against "
