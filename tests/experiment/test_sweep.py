@@ -301,6 +301,9 @@ def test_the_first_seed_of_all_files_comes_before_the_second_of_any(tmp_path: Pa
         ('[sweep]\nvary = { "experiment.round" = [1] }', "did you mean experiment.rounds?"),
         ('[sweep]\nmethods = ["fedavgg"]', "did you mean 'fedavg'"),
         ('[sweep]\nseeds = [1]\nvary = { "experiment.seed" = [2] }', "must not do so again"),
+        ("method = 3", "method must be a section of settings, got 3"),
+        ('[sweep]\nmethods = [3, "fedavg"]', "method.name must be a text, got 3"),
+        ('[sweep]\nmethods = [["fedavg"]]', "method.name must be a text"),
         ("[sweep]\noptions = 3", r"sweep\.options in .* must hold a section for each method"),
         ('[sweep]\nmethods = ["fedsoft"]\noptions = { fedsoft = 1 }', r"sweep\.options in .* must hold a section"),
         (

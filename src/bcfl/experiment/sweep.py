@@ -93,20 +93,16 @@ def _expand_one(path: Path, overrides: Sequence[str]) -> Iterator[tuple[int, Con
     vary = _what_varies(path, section)
     options_of = _options_of_methods(path, section.get("options", {}), vary.get("method.name", []))
     changed = dict(map(parse_override, overrides))
-    for key, value in changed.items():
-        set_value(values, key, value)
-        vary.pop(key, None)
+    vary = {key: choices for key, choices in vary.items() if key not in changed}
     for combination in itertools.product(*vary.values()):
         own = copy.deepcopy(values)
-        varied = dict(zip(vary, combination, strict=True))
-        for key, value in varied.items():
+        wanted = {**changed, **dict(zip(vary, combination, strict=True))}
+        name = str(wanted.get("method.name"))
+        options = options_of.get(name, {})
+        for key, value in {**{f"method.{option}": value for option, value in options.items()}, **wanted}.items():
             set_value(own, key, value)
-        name = own.get("method", {}).get("name")
-        for key, value in options_of.get(name, {}).items():
-            if f"method.{key}" not in changed | varied:
-                set_value(own, f"method.{key}", value)
         config = parse_config(own)
-        refuse_unknown(options_of.get(name, {}), config.method, "key", f"sweep.options.{name}.")
+        refuse_unknown(options, config.method, "key", f"sweep.options.{name}.")
         _check_names(config)
         yield vary.get("experiment.seed", [config.experiment.seed]).index(config.experiment.seed), config
 
@@ -130,7 +126,7 @@ def _options_of_methods(path: Path, section: Any, methods: Sequence[str]) -> dic
     """What [sweep.options] sets for single methods: method -> option -> value."""
     if not isinstance(section, dict) or not all(isinstance(options, dict) for options in section.values()):
         raise ValueError(f"sweep.options in {path} must hold a section for each method that has options of its own")
-    refuse_unknown(section, methods, "method", "sweep.options.")
+    refuse_unknown(section, map(str, methods), "method", "sweep.options.")
     return section
 
 
