@@ -28,18 +28,16 @@ def rows() -> list[Row]:
 
 def memory(net: Workload, clients: tuple[int, int] = (10, 80)) -> list[Row]:
     """The peak of a BCFL-MH-6 round beyond the beliefs before it, in beliefs: two vectors, mean and precision."""
-    held, new = [], []
+    beside, told = [], []  # what the work itself takes
     for num_clients in clients:
         # As many trainings for both: how many posteriors meet in memory is also a matter of chance.
         operation = partial(_rounds, replace(net, num_clients=num_clients), max(clients) // num_clients)
         peak, (num_after, belief) = peak_bytes(operation, _size)
-        held.append(peak / belief)
-        new.append(num_after)
+        beside.append(peak / belief - num_after)
+        told.append(f"{peak / belief:.1f} beliefs, {num_after} of them new ones")
     few, many = clients
     allowed = PER_WORKER * NUM_WORKERS
-    beside = [peak - num_after for peak, num_after in zip(held, new, strict=True)]  # what the work itself takes
     name = f"{net.name}, BCFL-MH-6: memory"
-    told = [f"{peak:.1f} beliefs, {num_after} of them new ones" for peak, num_after in zip(held, new, strict=True)]
     note = f"{told[1]}, with {many} clients; {told[0]}, with {few}"
     same = f"{beside[1]:.1f} beliefs beside the new ones against {beside[0]:.1f}"
     return [

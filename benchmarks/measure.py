@@ -63,7 +63,8 @@ def peak_bytes(prepare: Callable[[], Callable[[], Any]], tell: Callable[[Any], A
 def _peak_bytes_here(prepare: Callable[[], Callable[[], Any]], tell: Callable[[Any], Any]) -> tuple[int, Any]:
     operation = prepare()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what `prepare` freed must not be used again unseen
+    # What `prepare` freed must not be used again unseen. give_back_memory would set the allocator up where nobody did.
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to the present size
     before = _status_bytes("VmRSS")
     result = operation()

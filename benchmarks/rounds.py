@@ -23,7 +23,6 @@ TARGETS = {"Fashion-MNIST net": 1.10, "CIFAR-10 net": 1.10, "AmazonReview net": 
 # More where rounds are short: the best of few may be one side's lucky moment and never the other's.
 REPEATS = {"Fashion-MNIST net": 6, "CIFAR-10 net": 8, "AmazonReview net": 5, "Digits-Five net": 2}  # at each visit
 RACING = 0.01  # the probability that racing may keep something else than full scoring
-SCORING = 320  # examples of each client
 JOB_SCORING = 32  # scoring examples where trainings are compared: few, as their time is subtracted
 
 
@@ -94,10 +93,11 @@ class MethodsVisit(NamedTuple):
     multi_job: float  # and of BCFL-MH-6
     repeats: int
     at_home: int  # clients that BCFL-G puts with their group
+    scoring: int  # examples of each client
     trainings: tuple[int, int]
 
 
-def visit_methods(net: Workload, num_rounds: int = 3, scoring: int = SCORING, repeats: int = 4) -> MethodsVisit:
+def visit_methods(net: Workload, num_rounds: int = 3, scoring: int = 320, repeats: int = 4) -> MethodsVisit:
     with net.simulator(NUM_WORKERS) as simulator:
         group = net.data().group
         greedy = _bcfl(net, "greedy", scoring)
@@ -116,17 +116,16 @@ def visit_methods(net: Workload, num_rounds: int = 3, scoring: int = SCORING, re
         )
         seconds = best_seconds(*operations, repeats=repeats)
         per_job, trainings = _per_job(net, simulator, state, num_rounds + 1, repeats)
-    return MethodsVisit(*seconds, *per_job, repeats, at_home, trainings)
+    return MethodsVisit(*seconds, *per_job, repeats, at_home, scoring, trainings)
 
 
 def methods(net: Workload, visits: Sequence[MethodsVisit]) -> list[Row]:
     """BCFL beside FedAvg, consensus and multi-hypothesis beside greedy."""
     average, full, raced, merged, greedy_job, multi_job, *_ = map(min, zip(*visits, strict=True))
-    repeats, at_home = sum(seen.repeats for seen in visits), visits[0].at_home
-    setting = (
-        f"{net.name}, {at_home} of {net.num_clients} clients at home, {SCORING} examples scored, best of {repeats}"
-    )
-    greedy_trainings, multi_trainings = visits[0].trainings
+    repeats, told = sum(seen.repeats for seen in visits), visits[0]
+    at_home = f"{told.at_home} of {net.num_clients} clients at home"
+    setting = f"{net.name}, {at_home}, {told.scoring} scoring examples each, best of {repeats}"
+    greedy_trainings, multi_trainings = told.trainings
     job = (
         f"round without scoring ÷ trainings: {multi_job * 1e3:.1f} ms of {multi_trainings} against "
         f"{greedy_job * 1e3:.1f} ms of {greedy_trainings}"

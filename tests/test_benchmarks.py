@@ -72,7 +72,8 @@ def test_the_targets_are_those_that_were_set() -> None:
     wanted |= {f"{name}, racing = 0.01: scored examples": 0.3333 for name in ("BCFL-G", "BCFL-C-6", "BCFL-MH-6")}
     wanted |= {"BCFL-MH-6, a distinct job": 1.1, "10000 clients: fixed cost of one": 1.0, "bcfl --help": 3}
     wanted |= {"bcfl run, until its first round is done": 5}
-    wanted |= {"Digits-Five net, BCFL-MH-6: memory beside the new beliefs": 1}
+    memory = "Digits-Five net, BCFL-MH-6: memory"
+    wanted |= {f"{memory} beside the new beliefs": 1, f"{memory} with 80 clients": 1.1}
     assert wanted.items() <= committed.items()
 
 
