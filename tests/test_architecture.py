@@ -13,7 +13,7 @@ import bcfl
 ROOT = Path(bcfl.__file__).parent
 MATHS = {"association", "evidence", "gaussian", "partitions", "predictive", "racing", "randomness", "transition"}
 CONTRACT = MATHS | {"federation"}
-LEARNING = CONTRACT | {"data", "local", "models"}
+LEARNING = CONTRACT | {"data", "functional", "local", "models"}
 RUNNING = LEARNING | {"engines", "experiment", "methods"}
 
 # What each part of the package may import of the others: the arrows of the design, from the ground up.
@@ -28,9 +28,10 @@ ALLOWED: dict[str, set[str]] = {
     "partitions": set(),
     "conceptual": {"association", "gaussian"},
     "federation": {"gaussian"},
-    "inference": set(),
+    "functional": set(),
+    "inference": {"functional"},
     "models": {"inference", "randomness"},
-    "local": {"gaussian", "models"},
+    "local": {"functional", "gaussian", "models"},
     "data": {"randomness"},
     "methods": CONTRACT,  # never engines, data, local, models or experiment: they meet in federation
     "engines": LEARNING,  # never methods or experiment

@@ -189,6 +189,12 @@ def convolutional() -> nn.Module:
     )
 
 
+def repeating() -> nn.Module:
+    """Calls one layer in two places."""
+    layer = nn.Linear(NUM_FEATURES, NUM_FEATURES)
+    return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(NUM_FEATURES, NUM_CLASSES))
+
+
 def image_examples(num_examples: int = 40) -> Examples:
     draws = generator(3)
     x = torch.randn(num_examples, 2, 6, 6, generator=draws)
@@ -200,7 +206,10 @@ def trained_vector(model: FlatModel, examples: Examples) -> Tensor:
     return fitted(model, flat(model.vector.clone()), examples, Training(local_steps=5)).mean
 
 
-@pytest.mark.parametrize(("factory", "examples"), [(network, tiny_examples()), (convolutional, image_examples())])
+@pytest.mark.parametrize(
+    ("factory", "examples"),
+    [(network, tiny_examples()), (repeating, tiny_examples()), (convolutional, image_examples())],
+)
 def test_exact_fisher_is_the_mean_of_squared_gradients(factory: type[nn.Module], examples: Examples) -> None:
     model = FlatModel(build(factory, 0))
     vector = trained_vector(model, examples)
@@ -209,6 +218,7 @@ def test_exact_fisher_is_the_mean_of_squared_gradients(factory: type[nn.Module],
     found = local.exact_fisher(model, examples, 10_000, generator(0))
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-8)
     assert torch.equal(model.vector, vector)  # the running statistics too
+    assert torch.equal(per_example_loop(model, vector, examples), expected)  # and the module is as it was
 
 
 @pytest.mark.parametrize(("factory", "examples"), [(network, tiny_examples()), (convolutional, image_examples())])

@@ -11,8 +11,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
+from bcfl.functional import call
 from bcfl.gaussian import Gaussian, distinct
 from bcfl.models import LARGE, FlatModel
 
@@ -161,7 +162,7 @@ def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, genera
     buffers = dict(model.module.named_buffers())
 
     def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model.module, (values, buffers), (x[None],)), y[None])
+        return F.cross_entropy(call(model.module, values | buffers, x[None]), y[None])
 
     per_example = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     fisher = torch.zeros(model.num_parameters)

@@ -295,6 +295,18 @@ class Drawing(nn.Module):
         return self.second(nn.functional.dropout(self.first(x).relu(), 0.5, self.training))
 
 
+def repeating() -> nn.Module:
+    layer = nn.Linear(NUM_FEATURES, NUM_FEATURES)
+    return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(NUM_FEATURES, NUM_CLASSES))
+
+
+@pytest.mark.parametrize("fisher", ["batch", "exact"])
+def test_a_model_may_call_one_layer_in_two_places(fisher: Any, caplog: pytest.LogCaptureFixture) -> None:
+    data, training = from_arrays(client_data()), Training(local_steps=3, batch_size=8, fisher=fisher)
+    assert_alike(repeating, data, training, KINDS["curvature"], "stacked-cpu")
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("factory", [Branching, averaging])
 def test_a_model_that_cannot_be_stacked_is_trained_one_by_one(
     factory: ModelFactory, caplog: pytest.LogCaptureFixture

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
+from bcfl.functional import call
 from bcfl.local import Examples
 from bcfl.models import FlatModel, SeededDropout, views
 
@@ -128,7 +129,7 @@ class StackedModel:
             for dropout in self.model.dropouts:
                 dropout.masks = masks
             try:
-                output = functional_call(self.module, values, (x,))
+                output = call(self.module, values, x)
             finally:
                 for dropout in self.model.dropouts:
                     dropout.masks = None
@@ -144,8 +145,7 @@ class StackedModel:
     def _evaluated(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
         values = self.model.parameter_views(parameters) | self._named(self._split(statistics))
         counters = {name: counter.to(x.device) for name, counter in self._counters.items()}
-        output: Tensor = functional_call(self.module, values | counters, (x,))
-        return output
+        return call(self.module, values | counters, x)
 
     def _split(self, statistics: Tensor) -> Sequence[Tensor]:
         return statistics.split([like.numel() for like in self._statistics.values()]) if self._statistics else ()
