@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
-from bcfl.inference import Convolutions, convolutions_of, largest_input
+from bcfl.inference import convolutions_of, largest_input
 from bcfl.methods.bcfl import BCFL
 from bcfl.models import FlatModel, ModelFactory, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
 
@@ -30,10 +30,11 @@ def _lived_in(module: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     return module.eval()
 
 
-def _fast(module: nn.Module) -> Convolutions:
-    fast = convolutions_of(module)
+def _scores(modules: list[nn.Module], x: Tensor) -> Tensor:
+    """Of modules of one kind, in one pass."""  # (model, example, class)
+    fast = convolutions_of(modules[0])
     assert fast is not None
-    return fast
+    return fast.scorer([module.state_dict() for module in modules])(x)
 
 
 NETS = {
@@ -61,28 +62,63 @@ NETS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("num_models", [1, 2, 3, 6])
 @pytest.mark.parametrize("name", NETS)
-def test_the_scores_are_the_modules_own(name: str) -> None:
+def test_the_scores_are_the_modules_own(name: str, num_models: int) -> None:
     factory, shape = NETS[name]
     torch.manual_seed(0)
-    module = _lived_in(factory(), shape)
+    modules = [_lived_in(factory(), shape) for _ in range(num_models)]
     x = torch.randn(7, *shape)
     with torch.inference_mode():
         for images in (x, x.to(memory_format=torch.channels_last)):
-            scores, own = _fast(module).loaded()(images), module(images)
+            scores = _scores(modules, images)
+            own = torch.stack([module(images) for module in modules])
             assert (scores - own).abs().max() <= TOLERANCE * own.abs().max()
 
 
-def test_the_parameters_are_those_loaded_last() -> None:
+def test_a_model_scores_the_same_in_any_company() -> None:
+    """To the bit for nets like Fashion-MNIST's, whose channels fill the processor's vectors."""
     torch.manual_seed(0)
-    model = FlatModel(fashion_cnn())
-    x, other = torch.randn(3, 1, 28, 28), model.vector.clone().add_(0.05)
+    modules = [_lived_in(fashion_cnn(), (1, 28, 28)) for _ in range(4)]
+    x = torch.randn(64, 1, 28, 28)
     with torch.inference_mode():
-        before = model.predictor()(x)
-        model.load(other)
-        after, own = model.predictor()(x), model.module(x)
-    assert not torch.allclose(before, after, atol=1e-2)
-    assert torch.allclose(after, own, atol=TOLERANCE)
+        together = _scores(modules, x)
+        for i in range(4):
+            assert torch.equal(together[i], _scores(modules[i : i + 1], x)[0])
+        assert torch.equal(together[1:3], _scores(modules[1:3], x))
+
+
+@pytest.mark.parametrize("factory", [fashion_cnn, mlp])
+@pytest.mark.parametrize("num_models", [1, 5, 9])
+def test_scorers_are_of_all_models_in_their_order(factory: ModelFactory, num_models: int) -> None:
+    torch.manual_seed(0)
+    model = FlatModel(factory())
+    vectors = torch.stack([FlatModel(factory()).vector for _ in range(num_models)])
+    vectors = torch.cat([vectors, torch.full((num_models, 3), torch.nan)], 1)  # momentum may travel along
+    x, own = torch.randn(3, 1, 28, 28) if factory is fashion_cnn else torch.randn(3, 64), []
+    with torch.inference_mode():
+        found = torch.cat([scores(x) for scores in model.scorers(vectors)])
+        for vector in vectors:
+            model.load(vector)
+            own.append(model.module(x))
+    assert torch.allclose(found, torch.stack(own), atol=TOLERANCE)
+
+
+def test_layers_that_share_their_parameters_are_found() -> None:
+    torch.manual_seed(0)
+    twice = nn.Conv2d(2, 2, 3, padding=1)
+    head = nn.Linear(32, 32)
+    model = FlatModel(
+        nn.Sequential(twice, nn.ReLU(), twice, nn.Flatten(), head, nn.ReLU(), head, nn.ReLU(), nn.Linear(32, 3))
+    )
+    x, before = torch.randn(3, 2, 4, 4), model.vector.clone()
+    for other in (before + 0.1, before * 1e30):  # the second overflows
+        with torch.inference_mode():
+            model.load(before)
+            found = torch.cat([scores(x) for scores in model.scorers([before, other])])
+            own = model.module(x)  # still with what is loaded
+            model.load(other)
+            assert torch.allclose(found, torch.stack([own, model.module(x)]), atol=TOLERANCE, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -116,13 +152,14 @@ def test_a_layer_that_is_watched_is_called(whole: bool) -> None:
 def test_a_sick_model_scores_as_in_torch(value: float, where: str) -> None:
     """oneDNN's ReLU and maximum swallow NaN, so such passes are torch's."""
     torch.manual_seed(0)
-    module = fashion_cnn().eval()
+    modules = [fashion_cnn().eval() for _ in range(3)]  # the second is sick
     x = torch.randn(4, 1, 28, 28)
     with torch.inference_mode():
-        (module[4].weight if where == "weight" else x)[0, 0] = value
-        scores, own = _fast(module).loaded()(x), module(x)
-        assert torch.equal(scores.isfinite(), own.isfinite())
-        assert torch.allclose(scores.nan_to_num(), own.nan_to_num(), rtol=1e-4)
+        (modules[1][4].weight if where == "weight" else x)[0, 0] = value
+        for some in (modules, modules[1:2]):
+            scores, own = _scores(some, x), torch.stack([module(x) for module in some])
+            assert torch.equal(scores.isfinite(), own.isfinite())
+            assert torch.allclose(scores.nan_to_num(), own.nan_to_num(), rtol=1e-4)
 
 
 def test_inputs_up_to_the_stated_bound_overflow_nowhere() -> None:
@@ -180,7 +217,7 @@ def _assert_the_same_is_kept(
     with simulator(data, factory, seed=seed) as engine:
         fast = run(method, engine, 4)
     with monkeypatch.context() as patch, simulator(data, factory, seed=seed) as engine:
-        patch.setattr(FlatModel, "predictor", lambda model: model.module.eval())
+        patch.setattr("bcfl.models.convolutions_of", lambda module: None)
         plain = run(method, engine, 4)
     assert torch.equal(fast.assignment, plain.assignment)
     assert torch.allclose(fast.log_weight, plain.log_weight, atol=1e-4)

@@ -4,9 +4,13 @@ Scoring a convolutional net is mostly convolutions. In oneDNN's own blocked layo
 they take on images in channels-last format, and what stands around them nearly vanishes: BatchNorm is folded into the
 weights, and ReLU comes after pooling, on a quarter of the numbers, instead of before it. All of it is float32; only the
 order of the sums is another, so scores agree to about a millionth.
+
+Several models are scored in one pass: each layer is a convolution with one group of channels per model, and the first,
+which has few input channels and so is far from the processor's peak, reads the images once for all of them.
 """
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,23 +18,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from bcfl.functional import call
+
+State = Mapping[str, Tensor]  # a model's parameters and statistics, by the names that they have in the module
 OVERFLOW = 1e37  # no activation may exceed it: oneDNN's ReLU makes 0 of NaN, and a diverged model must not look sound
 
 
 @dataclass
 class Block:
-    """A convolution and what follows it up to the next."""
+    """A convolution and what follows it up to the next; of the layers that have parameters, their names too."""
 
+    name: str
     convolution: nn.Conv2d
-    norm: nn.BatchNorm2d | None = None
+    norm: tuple[str, nn.BatchNorm2d] | None = None
     relu: bool = False
     pool: nn.MaxPool2d | None = None  # after ReLU or before it: the results are the same
 
-    def take(self, layer: nn.Module) -> bool:
+    def take(self, name: str, layer: nn.Module) -> bool:
         """Make the layer that comes next a part of the block, if it can be one."""
         bare = not self.relu and self.pool is None
         if type(layer) is nn.BatchNorm2d and bare and self.norm is None and layer.running_mean is not None:
-            self.norm = layer
+            self.norm = name, layer
         elif type(layer) is nn.ReLU:
             self.relu = True
         elif type(layer) is nn.MaxPool2d and self.pool is None and _is_plain(layer):
@@ -39,42 +47,47 @@ class Block:
             return False
         return True
 
-    def folded(self) -> tuple[Tensor, Tensor]:
-        """The weights and biases of convolution and normalisation in one."""
-        weight, bias, norm = self.convolution.weight, self.convolution.bias, self.norm
-        if norm is None:
+    def folded(self, state: State) -> tuple[Tensor, Tensor]:
+        """A model's weights and biases of convolution and normalisation in one."""
+        weight, bias = state[f"{self.name}.weight"], state.get(f"{self.name}.bias")
+        if self.norm is None:
             return weight, torch.zeros(len(weight)) if bias is None else bias
-        mean, variance = norm.running_mean, norm.running_var
-        assert mean is not None  # or it would not have been taken
-        assert variance is not None
-        return fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, norm.weight, norm.bias)
+        name, norm = self.norm
+        mean, variance = state[f"{name}.running_mean"], state[f"{name}.running_var"]
+        scale, shift = state.get(f"{name}.weight"), state.get(f"{name}.bias")
+        return fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, scale, shift)
 
 
 class Convolutions:
     """The forward pass of a plain stack of convolutions with a classifier on top."""
 
-    def __init__(self, module: nn.Module, blocks: list[Block], classifier: nn.Sequential):
+    def __init__(self, module: nn.Module, blocks: list[Block], classifier: nn.Module):
         self._module, self._blocks, self._classifier = module, blocks, classifier
 
-    def loaded(self) -> Callable[[Tensor], Tensor]:
-        """The pass with the parameters that the module holds now."""
-        folded = [block.folded() for block in self._blocks]
-        largest = largest_input(folded)
-        layers = [
-            (block, weight.contiguous().to_mkldnn(), bias.to_mkldnn())
-            for block, (weight, bias) in zip(self._blocks, folded, strict=True)
-        ]
+    def scorer(self, states: Sequence[State]) -> Callable[[Tensor], Tensor]:
+        """Class scores under each of the models."""  # (example, ...) -> (model, example, class)
+        folded = [[block.folded(state) for block in self._blocks] for state in states]
+        largest = [largest_input(layers) for layers in folded]
+        layers: list[tuple[Block, int, Tensor, Tensor]] = []
+        for block, of_models in zip(self._blocks, zip(*folded, strict=True), strict=True):
+            weights, biases = zip(*of_models, strict=True)
+            groups = len(states) if layers else 1  # the first layer's input is the same for all
+            layers.append((block, groups, torch.cat(weights).contiguous().to_mkldnn(), torch.cat(biases).to_mkldnn()))
 
         def scores(x: Tensor) -> Tensor:
-            if not bool(x.abs().amax() <= largest):  # nor with NaN
-                return self._module(x)  # type: ignore[no-any-return]
+            size = float(x.abs().amax())
+            if not all(size <= allowed for allowed in largest):  # nor with NaN
+                if len(states) > 1:
+                    return torch.cat([self.scorer([state])(x) for state in states])
+                return call(self._module, states[0], x)[None]
             x = x.contiguous().to_mkldnn()
-            for block, weight, bias in layers:
+            for block, groups, weight, bias in layers:
                 convolution = block.convolution
-                x = F.conv2d(x, weight, bias, convolution.stride, convolution.padding, convolution.dilation)
+                x = F.conv2d(x, weight, bias, convolution.stride, convolution.padding, convolution.dilation, groups)
                 x = x if block.pool is None else block.pool(x)
                 x = x.relu_() if block.relu else x
-            return self._classifier(x.to_dense().flatten(1))  # type: ignore[no-any-return]
+            features = x.to_dense().unflatten(1, (len(states), -1)).flatten(2).unbind(1)
+            return torch.stack([call(self._classifier, *own) for own in zip(states, features, strict=True)])
 
         return scores
 
@@ -94,15 +107,16 @@ def convolutions_of(module: nn.Module) -> Convolutions | None:
     if type(module) is not nn.Sequential or _is_watched(module) or not torch.backends.mkldnn.is_available():
         return None
     blocks: list[Block] = []
-    for place, layer in enumerate(module):
+    layers = list(module._modules.items())  # named_children() would skip a layer that stands there twice
+    for place, (name, layer) in enumerate(layers):
         if _is_watched(layer):
             return None
         if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-            classifier = nn.Sequential(*list(module)[place + 1 :])
+            classifier = nn.Sequential(OrderedDict(layers[place + 1 :]))  # with the names that its layers have there
             return Convolutions(module, blocks, classifier) if blocks else None
         if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
-            blocks.append(Block(layer))
-        elif not (blocks and blocks[-1].take(layer)):
+            blocks.append(Block(name, layer))
+        elif not (blocks and blocks[-1].take(name, layer)):
             return None
     return None
 

@@ -175,14 +175,11 @@ def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, genera
 
 def log_likelihoods(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
     """log p(y|x) of each chosen example under each model, in evaluation mode."""  # (model, example)
-    values = torch.empty(len(vectors), len(rows))
-    with torch.inference_mode():
-        for i, vector in enumerate(vectors):
-            model.load(vector)
-            scores = model.predictor()
-            parts = [-F.cross_entropy(scores(x), y, reduction="none") for x, y in examples.chunks(rows)]
-            torch.cat(parts, out=values[i])
-    return floored(values)
+
+    def of_labels(scores: Tensor, y: Tensor) -> Tensor:
+        return scores.log_softmax(2).gather(2, y.expand(len(scores), -1)[..., None])[..., 0]
+
+    return floored(_predicted(model, vectors, examples, rows, of_labels))
 
 
 def floored(log_p: Tensor) -> Tensor:
@@ -234,13 +231,22 @@ def evaluate(log_p: Tensor, y: Tensor, num_classes: int) -> Evaluation:
 
 def log_probabilities(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
     """log p(class|x) of the chosen examples under each model, in evaluation mode."""  # (model, example, class)
-    values = []
+    return _predicted(model, vectors, examples, rows, lambda scores, _: floored(scores.log_softmax(2)))
+
+
+def _predicted(
+    model: FlatModel,
+    vectors: Tensor | Sequence[Tensor],
+    examples: Examples,
+    rows: Tensor,
+    summary: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """What `summary` makes of class scores and labels: (model, example, class), (example,) -> (model, example, ...)."""
     with torch.inference_mode():
-        for vector in vectors:
-            model.load(vector)
-            scores = model.predictor()
-            values.append(torch.cat([floored(scores(x).log_softmax(1)) for x, _ in examples.chunks(rows)]))
-    return torch.stack(values)
+        values = [
+            torch.cat([summary(scores(x), y) for x, y in examples.chunks(rows)], 1) for scores in model.scorers(vectors)
+        ]
+    return torch.cat(values)
 
 
 def last_layer_scores(model: FlatModel, belief: Gaussian, examples: Examples, rows: Tensor) -> tuple[Tensor, Tensor]:

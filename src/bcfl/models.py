@@ -13,6 +13,7 @@ from bcfl.randomness import stream_seed
 
 ModelFactory = Callable[[], nn.Module]
 LARGE = 1 << 18  # numbers: from here on a gradient is taken as autograd leaves it instead of being added into a vector
+TOGETHER = 4  # models that are scored in one pass, where that is possible: more would fall out of the cache
 _GLOBAL_GENERATOR = threading.Lock()  # workers that start together must not mix up their draws
 
 
@@ -43,9 +44,8 @@ class FlatModel:
         self.gradient = torch.zeros(sum(p.numel() for p in small))  # of all parameters but the large ones
         self.parameters = self.vector[: self.num_parameters]
         self._counters = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_floating_point()]
-        for tensor, view in zip(
-            (*parameters, *statistics), views(self.vector, (*parameters, *statistics)), strict=True
-        ):
+        self._tensors = [*parameters, *statistics]
+        for tensor, view in zip(self._tensors, views(self.vector, self._tensors), strict=True):
             view.copy_(tensor.detach())
             tensor.data = view
         if not self.vector.isfinite().all():
@@ -55,6 +55,9 @@ class FlatModel:
         self._pieces = list(_pieces(parameters, self.gradient))
         self.dropouts = _seed_dropout(module)
         self._convolutions = convolutions_of(module)
+        named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        place_of = {id(tensor): place for place, tensor in enumerate(self._tensors)}
+        self._places = [(name, place_of[id(tensor)]) for name, tensor in named if id(tensor) in place_of]
 
     def load(self, vector: Tensor) -> None:
         """Take over parameters and statistics; integer buffers (BatchNorm's batch counter) start afresh."""
@@ -62,13 +65,27 @@ class FlatModel:
         for buffer, initial in self._counters:
             buffer.copy_(initial)
 
-    def predictor(self) -> Callable[[Tensor], Tensor]:
-        """Class scores as a function of inputs, in evaluation mode and with the vector that is loaded now.
+    def scorers(self, vectors: Tensor | Sequence[Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Class scores under each model as functions of inputs, in evaluation mode.
 
-        Not for gradients: see `bcfl.inference`.
-        """
+        A function is for the next few models, as many as are best taken together, and holds until the next one is
+        asked for. Not for gradients: see `bcfl.inference`.
+        """  # (model, vector) -> functions (example, ...) -> (model, example, class)
         self.module.eval()
-        return self.module if self._convolutions is None else self._convolutions.loaded()
+        if self._convolutions is None:
+            for vector in vectors:
+                self.load(vector)
+                yield lambda x: self.module(x)[None]
+        else:
+            num_passes = -(-len(vectors) // TOGETHER)
+            size = -(-len(vectors) // num_passes)
+            for first in range(0, len(vectors), size):
+                yield self._convolutions.scorer([self._state(v) for v in vectors[first : first + size]])
+
+    def _state(self, vector: Tensor) -> dict[str, Tensor]:
+        """`vector` (or its beginning) seen as the module's parameters and statistics, by their names."""
+        seen = views(vector[: len(self.vector)].contiguous(), self._tensors)
+        return {name: seen[place] for name, place in self._places}
 
     def gradients(self, loss: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The gradient of the loss, piece by piece with its place among the parameters; a piece lives until the next.
