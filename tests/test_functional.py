@@ -24,6 +24,13 @@ def _tied_weights() -> nn.Module:
     return module
 
 
+def _a_norm_twice() -> nn.Module:
+    norm = nn.BatchNorm1d(4)
+    module = nn.Sequential(norm, nn.Linear(4, 4), norm)
+    module(torch.randn(9, 4))  # so that there are statistics
+    return module
+
+
 class _Own(nn.Module):
     """A parameter of its own beside a layer."""
 
@@ -35,20 +42,24 @@ class _Own(nn.Module):
         return self.inner(x) * self.scale  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("factory", [_plain, _a_layer_twice, _tied_weights, _Own])
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+@pytest.mark.parametrize("factory", [_plain, _a_layer_twice, _a_norm_twice, _tied_weights, _Own])
 def test_it_is_the_module_with_these_numbers_and_the_module_stays(factory: type[nn.Module]) -> None:
     torch.manual_seed(0)
     module = factory().eval()
     other = copy.deepcopy(module)
     with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.normal_()
-    before = {name: (tensor, tensor.clone()) for name, tensor in module.named_parameters(remove_duplicate=False)}
+        for tensor in _tensors(other).values():
+            tensor.copy_(torch.rand(tensor.shape) + 0.5)
+    before = {name: (tensor, tensor.clone()) for name, tensor in _tensors(module).items()}
     x = torch.randn(5, 4)
-    found = call(module, dict(other.named_parameters()), x)
+    found = call(module, _tensors(other), x)
     assert torch.equal(found, other(x))
     assert not torch.allclose(found, module(x))
-    for name, tensor in module.named_parameters(remove_duplicate=False):
+    for name, tensor in _tensors(module).items():
         assert tensor is before[name][0], name
         assert torch.equal(tensor, before[name][1]), name
 

@@ -132,6 +132,7 @@ def test_layers_that_share_their_parameters_are_found() -> None:
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 2)),
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, dilation=2), nn.Flatten(), nn.Linear(32, 2)),
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, dilation=(1, 2)), nn.Flatten(), nn.Linear(32, 2)),
+        nn.Sequential(nn.Conv2d(1, 2, 4, padding="same"), nn.Flatten(), nn.Linear(128, 2)),
         nn.Sequential(nn.Conv2d(1, 2, 8)),
         nn.Sequential(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), nn.Flatten(), nn.Linear(72, 2)),
     ],
@@ -145,6 +146,16 @@ def test_a_layer_that_is_watched_is_called(whole: bool) -> None:
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
     (module if whole else module[0]).register_forward_hook(lambda *_: None)
     assert convolutions_of(module) is None
+
+
+def test_a_layer_with_a_forward_of_its_own_is_called() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+    module[0].forward = lambda x: 2 * x  # type: ignore[method-assign]
+    assert convolutions_of(module) is None
+
+
+def test_no_models_have_no_scores() -> None:
+    assert list(FlatModel(fashion_cnn()).scorers([])) == []
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])

@@ -195,6 +195,23 @@ def repeating() -> nn.Module:
     return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(NUM_FEATURES, NUM_CLASSES))
 
 
+class Remembering(nn.Module):
+    """A GRU, which vmap cannot do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.last = nn.GRU(1, 3, batch_first=True), nn.Linear(3, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.cells(x[..., None])[0][:, -1])  # type: ignore[no-any-return]
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(NUM_FEATURES, 5), nn.ReLU(), nn.Linear(5, NUM_CLASSES))
+    module[0].requires_grad_(False)
+    return module
+
+
 def image_examples(num_examples: int = 40) -> Examples:
     draws = generator(3)
     x = torch.randn(num_examples, 2, 6, 6, generator=draws)
@@ -208,7 +225,10 @@ def trained_vector(model: FlatModel, examples: Examples) -> Tensor:
 
 @pytest.mark.parametrize(
     ("factory", "examples"),
-    [(network, tiny_examples()), (repeating, tiny_examples()), (convolutional, image_examples())],
+    [
+        *[(factory, tiny_examples()) for factory in (network, repeating, frozen, Remembering)],
+        (convolutional, image_examples()),
+    ],
 )
 def test_exact_fisher_is_the_mean_of_squared_gradients(factory: type[nn.Module], examples: Examples) -> None:
     model = FlatModel(build(factory, 0))
@@ -435,6 +455,52 @@ def test_check_model_tells_classes_and_global_draws() -> None:
 def test_check_model_refuses_what_does_not_fit(module: nn.Module, num_classes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         local.check_model(FlatModel(module), tiny_examples(), num_classes)
+
+
+class Replacing(nn.Linear):
+    """Puts new tensors where it could write into the old ones."""
+
+    def __init__(self, what: str):
+        super().__init__(NUM_FEATURES, NUM_CLASSES)
+        self.register_buffer("mean", torch.zeros(NUM_FEATURES))
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.what == "weight":
+            self.weight.data = torch.renorm(self.weight.data, 2, 0, 1.0)
+        elif self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return super().forward(x - self.mean)
+
+
+@pytest.mark.parametrize("what", ["weight", "mean"])
+def test_check_model_refuses_a_model_that_replaces_its_tensors(what: str) -> None:
+    with pytest.raises(ValueError, match=f"puts another tensor in the place of {what} when it is called"):
+        local.check_model(FlatModel(Replacing(what)), tiny_examples(), NUM_CLASSES)
+
+
+def test_check_model_tells_how_to_flatten_images() -> None:
+    class Viewing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.view(len(x), -1))
+
+    with pytest.raises(ValueError, match=r"use x.flatten\(1\), not x.view"):
+        local.check_model(FlatModel(Viewing(72, 3)), image_examples(), 3)
+
+
+def test_what_a_model_keeps_from_scoring_can_be_trained_through() -> None:
+    class Caching(nn.Linear):
+        scale: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.scale is None:
+                self.scale = torch.linspace(1, 2, NUM_CLASSES)
+            return super().forward(x) * self.scale
+
+    model, examples = FlatModel(Caching(NUM_FEATURES, NUM_CLASSES)), tiny_examples()
+    start = model.vector.clone()
+    local.log_likelihoods(model, [start], examples, torch.arange(4))
+    assert not torch.equal(fitted(model, flat(start), examples, Training()).mean, start)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])

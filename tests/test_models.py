@@ -1,10 +1,13 @@
 """A module as one vector, and the models of the paper."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bcfl import functional
 from bcfl.models import LARGE, MODELS, FlatModel, SeededDropout, build, look_up
 from bcfl.randomness import generator
 
@@ -189,6 +192,45 @@ def test_build_is_a_function_of_its_path_and_leaves_the_global_generator() -> No
     assert torch.equal(vectors[0], vectors[1])
     assert not torch.equal(vectors[0], vectors[2])
     assert not torch.equal(vectors[0], vectors[3])
+
+
+def test_build_refuses_a_module_that_it_was_given_before() -> None:
+    module = nn.Linear(2, 2)
+    assert build(lambda: module, 0) is module
+    with pytest.raises(ValueError, match="must return a new module whenever it is called"):
+        build(lambda: module, 0)
+    assert build(lambda: copy.deepcopy(module), 0) is not module
+
+
+def test_frozen_parameters_get_no_gradient() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    module[0].requires_grad_(False)
+    model, x = FlatModel(module), torch.ones(5, 3)
+    gradient = torch.func.grad(lambda flat: functional.call(module, model.parameter_views(flat), x).sum())(model.vector)
+    assert not gradient[:16].any()
+    assert gradient[16:].all()
+
+
+def test_large_sparse_gradients_are_those_of_dense_ones() -> None:
+    found = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.EmbeddingBag(LARGE // 8, 8, sparse=sparse), nn.Linear(8, 2))
+        model = FlatModel(module)
+        loss = F.cross_entropy(module(torch.tensor([[1, 2], [2, 5]])), torch.tensor([0, 1]))
+        found.append(torch.cat([piece.clone() for _, piece in model.gradients(loss)]))
+    assert torch.allclose(*found)
+    assert found[0].any()
+
+
+def test_a_dropout_that_is_watched_stays_and_one_that_drops_all_gives_zeros() -> None:
+    watched = nn.Dropout()
+    watched.register_forward_hook(lambda *_: None)
+    model = FlatModel(nn.Sequential(nn.Linear(2, 2), watched, nn.Dropout(1.0, inplace=True)))
+    assert model.module[1] is watched
+    model.seed(generator(0))
+    assert torch.equal(model.module.train()(torch.ones(3, 2)), torch.zeros(3, 2))
+    assert not model.module[2].inplace  # what is there can be asked for all that nn.Dropout has
 
 
 def test_build_refuses_what_is_not_a_module() -> None:

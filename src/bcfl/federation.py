@@ -117,7 +117,7 @@ class Clients(Protocol):
         """Log-likelihood of each client's data under each model, scaled up to all of the client's examples.
 
         All models of a client are scored on the same examples (at most `max_examples`); rows of absent clients are NaN.
-        With `wanted` (client, model) bool only these are scored, to the same bits, and all others are NaN.
+        With `wanted` (client, model) bool only these are scored, the same but for rounding, and all others NaN.
         With `held_out` a client's data are that share of its examples, which jobs of the same share never train on.
         """  # (model, vector) -> (client, model) float64
         ...

@@ -104,21 +104,28 @@ def largest_input(folded: list[tuple[Tensor, Tensor]]) -> float:
 
 def convolutions_of(module: nn.Module) -> Convolutions | None:
     """The fast pass of a module that is a plain stack of convolutions, then a classifier; None of any other."""
-    if type(module) is not nn.Sequential or _is_watched(module) or not torch.backends.mkldnn.is_available():
+    if type(module) is not nn.Sequential or is_watched(module) or not torch.backends.mkldnn.is_available():
         return None
     blocks: list[Block] = []
     layers = list(module._modules.items())  # named_children() would skip a layer that stands there twice
     for place, (name, layer) in enumerate(layers):
-        if _is_watched(layer):
+        if is_watched(layer):
             return None
         if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
             classifier = nn.Sequential(OrderedDict(layers[place + 1 :]))  # with the names that its layers have there
             return Convolutions(module, blocks, classifier) if blocks else None
-        if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
+        if type(layer) is nn.Conv2d and _is_simple(layer):
             blocks.append(Block(name, layer))
         elif not (blocks and blocks[-1].take(name, layer)):
             return None
     return None
+
+
+def _is_simple(convolution: nn.Conv2d) -> bool:
+    """Whether it has one group, and as much padding on one side as on the other, of zeros."""
+    extents = zip(convolution.dilation, convolution.kernel_size, strict=True)
+    uneven = convolution.padding == "same" and any(step * (size - 1) % 2 for step, size in extents)
+    return convolution.groups == 1 and convolution.padding_mode == "zeros" and not uneven
 
 
 def _is_plain(pool: nn.MaxPool2d) -> bool:
@@ -126,6 +133,6 @@ def _is_plain(pool: nn.MaxPool2d) -> bool:
     return not pool.return_indices and pool.dilation in (1, (1, 1))
 
 
-def _is_watched(layer: nn.Module) -> bool:
-    """Whether somebody wants to be told when the layer is called; the fast pass would not call it."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+def is_watched(layer: nn.Module) -> bool:
+    """Whether calling the layer does more, or something else, than its class says: the fast pass would not call it."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or "forward" in vars(layer))

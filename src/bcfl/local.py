@@ -158,18 +158,35 @@ def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, genera
     """  # (parameter,)
     rows = torch.randperm(len(examples), generator=generator)[:max_examples]
     model.module.eval()
-    parameters = {name: p.detach() for name, p in model.module.named_parameters()}
-    buffers = dict(model.module.named_buffers())
+    try:
+        return _stacked_fisher(model, examples, rows)
+    except Exception:  # a model may do what vmap cannot
+        return _looped_fisher(model, examples, rows)
+
+
+def _stacked_fisher(model: FlatModel, examples: Examples, rows: Tensor) -> Tensor:
+    named = dict(model.module.named_parameters())
+    trained = {name: p.detach() for name, p in named.items() if p.requires_grad}
+    rest = {name: p.detach() for name, p in named.items() if not p.requires_grad} | dict(model.module.named_buffers())
 
     def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(call(model.module, values | buffers, x[None]), y[None])
+        return F.cross_entropy(call(model.module, values | rest, x[None]), y[None])
 
     per_example = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     fisher = torch.zeros(model.num_parameters)
     views = model.parameter_views(fisher)
     for part in rows.split(FISHER_CHUNK):
-        for name, gradient in per_example(parameters, *examples.batch(part)).items():
+        for name, gradient in per_example(trained, *examples.batch(part)).items():
             views[name].add_(gradient.square().sum(0), alpha=1 / len(rows))
+    return fisher
+
+
+def _looped_fisher(model: FlatModel, examples: Examples, rows: Tensor) -> Tensor:
+    fisher = torch.zeros(model.num_parameters)
+    for row in rows.split(1):
+        x, y = examples.batch(row)
+        for part, gradient in model.gradients(F.cross_entropy(model.module(x), y)):
+            fisher[part].addcmul_(gradient, gradient, value=1 / len(rows))
     return fisher
 
 
@@ -242,7 +259,7 @@ def _predicted(
     summary: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
     """What `summary` makes of class scores and labels: (model, example, class), (example,) -> (model, example, ...)."""
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference_mode: what a model computes once and keeps could never be trained through
         values = [
             torch.cat([summary(scores(x), y) for x, y in examples.chunks(rows)], 1) for scores in model.scorers(vectors)
         ]
@@ -268,7 +285,7 @@ def last_layer_scores(model: FlatModel, belief: Gaussian, examples: Examples, ro
     model.load(belief.mean)
     means, variances = [], []
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             for x, _ in examples.chunks(rows):
                 output = model.module(x)
                 features, scores = seen.pop()
@@ -311,7 +328,14 @@ def check_model(model: FlatModel, examples: Examples, num_classes: int) -> tuple
             output = model.module(x)
     except Exception as error:  # a user's model may raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
+        if reason.startswith(
+            "view size is not compatible"
+        ):  # torch's own advice is meant for x.view(...) of the user's
+            reason = "images and convolutions lie in channels-last order here: use x.flatten(1), not x.view(len(x), -1)"
         raise ValueError(f"model does not accept inputs of shape {tuple(x.shape[1:])}: {reason}") from error
+    if (name := model.replaced()) is not None:
+        raise ValueError(f"model puts another tensor in the place of {name} when it is called: it must write into it, "
+                         "by copy_() or mul_(), or its numbers cannot be exchanged")  # fmt: skip
     drawn = not torch.equal(before, torch.get_rng_state())
     torch.set_rng_state(before)
     if not isinstance(output, Tensor):

@@ -3,18 +3,21 @@
 import difflib
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from bcfl.inference import convolutions_of
+from bcfl.inference import convolutions_of, is_watched
 from bcfl.randomness import stream_seed
 
 ModelFactory = Callable[[], nn.Module]
 LARGE = 1 << 18  # numbers: from here on a gradient is taken as autograd leaves it instead of being added into a vector
 TOGETHER = 4  # models that are scored in one pass, where that is possible: more would fall out of the cache
 _GLOBAL_GENERATOR = threading.Lock()  # workers that start together must not mix up their draws
+_BUILT: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # the modules that factories have returned
 
 
 class FlatModel:
@@ -29,7 +32,9 @@ class FlatModel:
         self.module = module
         parameters = list(module.parameters())
         statistics = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-        if not parameters:
+        if any(is_lazy(tensor) for tensor in (*parameters, *module.buffers())):
+            raise ValueError("model has lazy layers: call it on an example of its input before it is given away")
+        if not any(parameter.requires_grad for parameter in parameters):
             raise ValueError("model has no parameters to train")
         if any(p.dtype != torch.float32 for p in (*parameters, *statistics)):
             raise ValueError("model must have float32 parameters and statistics")
@@ -77,8 +82,8 @@ class FlatModel:
                 self.load(vector)
                 yield lambda x: self.module(x)[None]
         else:
-            num_passes = -(-len(vectors) // TOGETHER)
-            size = -(-len(vectors) // num_passes)
+            num_passes = -(-len(vectors) // TOGETHER) or 1
+            size = -(-len(vectors) // num_passes) or 1
             for first in range(0, len(vectors), size):
                 yield self._convolutions.scorer([self._state(v) for v in vectors[first : first + size]])
 
@@ -98,7 +103,7 @@ class FlatModel:
             if isinstance(piece, nn.Parameter):
                 found = torch.zeros_like(piece) if piece.grad is None else piece.grad
                 piece.grad = None
-                yield place, _laid_out(found).reshape(-1)
+                yield place, _laid_out(found.to_dense() if found.is_sparse else found).reshape(-1)
             else:
                 yield place, piece
 
@@ -108,9 +113,20 @@ class FlatModel:
             dropout.generator = generator
 
     def parameter_views(self, flat: Tensor) -> dict[str, Tensor]:
-        """`flat` (parameter,) seen as tensors with the names and shapes of the module's parameters."""
+        """`flat` (parameter,) seen as tensors with the names and shapes of the module's parameters.
+
+        A gradient with respect to `flat` is 0 for those that are frozen.
+        """
         names, parameters = zip(*self.module.named_parameters(), strict=True)
-        return dict(zip(names, views(flat, parameters), strict=True))
+        seen = zip(names, parameters, views(flat, parameters), strict=True)
+        return {name: view if parameter.requires_grad else view.detach() for name, parameter, view in seen}
+
+    def replaced(self) -> str | None:
+        """The name of a parameter or statistic that the module no longer keeps in the vector, if there is one."""
+        named = (*self.module.named_parameters(remove_duplicate=False), *self.module.named_buffers())
+        kept = {tensor.data_ptr() for tensor in views(self.vector, self._tensors)}
+        floating = ((name, tensor) for name, tensor in named if tensor.is_floating_point() and tensor.numel())
+        return next((name for name, tensor in floating if tensor.data_ptr() not in kept), None)
 
 
 def _pieces(parameters: Sequence[nn.Parameter], gradient: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -140,20 +156,21 @@ def _view(part: Tensor, like: Tensor) -> Tensor:
     return part.view(out, height, width, into).permute(0, 3, 1, 2)
 
 
-class SeededDropout(nn.Module):
+class SeededDropout(nn.Dropout):
     """Dropout that draws from a generator of its own: torch's global one is shared by all worker threads."""
 
-    def __init__(self, p: float):
-        super().__init__()
-        self.p = p
-        self.generator: torch.Generator | None = None
-        self.masks: Iterator[Tensor] | None = None  # drawn beforehand, in the order in which they are used
+    generator: torch.Generator | None = None
+    masks: Iterator[Tensor] | None = None  # drawn beforehand, in the order in which they are used
+
+    @property
+    def draws(self) -> bool:
+        return self.training and self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
+        if not self.draws:
             return x
         keep = self.draw(x) if self.masks is None else next(self.masks)
-        return x * keep / (1 - self.p)
+        return x * keep / (1 - self.p) if self.p < 1 else x * keep
 
     def draw(self, like: Tensor) -> Tensor:
         """A mask of that shape, 1 for what is kept; also of that layout, as draws fill memory in its own order."""
@@ -165,7 +182,7 @@ def _seed_dropout(module: nn.Module) -> list[SeededDropout]:
     swapped = []
     for parent in module.modules():
         for name, child in parent._modules.items():  # named_children() would skip a layer that stands there twice
-            if type(child) is nn.Dropout:
+            if type(child) is nn.Dropout and not is_watched(child):  # one that is would lose who watches it
                 swapped.append(SeededDropout(child.p).train(child.training))
                 setattr(parent, name, swapped[-1])
     return swapped
@@ -176,8 +193,11 @@ def build(factory: ModelFactory, seed: int, *path: int | str) -> nn.Module:
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "model", *path))
         module = factory()
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"model factory must return a torch.nn.Module, got {type(module).__name__}")
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"model factory must return a torch.nn.Module, got {type(module).__name__}")
+        if module in _BUILT:  # workers would train in each other's numbers
+            raise ValueError("model factory must return a new module whenever it is called, such as copy.deepcopy(net)")
+        _BUILT.add(module)
     return module
 
 

@@ -16,7 +16,7 @@ from bcfl.association import k_best_assignments
 
 FIRST_LOOK = 32  # examples on which every model is scored; each further look doubles what has been seen
 # A client joins a look only while all looks together take at most this part of its examples. What is left after them
-# is scored in full, on the same examples and to the same bits as without racing, so this bounds what a race can lose.
+# is scored in full, on the same examples and but for rounding as without racing, so this bounds what a race can lose.
 LARGEST_SHARE = 1 / 3
 ROUNDING = 1e-9  # by which costs that are equal may seem to differ
 

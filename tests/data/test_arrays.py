@@ -75,6 +75,7 @@ def test_a_read_only_array_is_taken():
         ((X[:0], Y[:0]), "client 1: has no training data"),
         ((TensorDataset(X[:0], Y[:0])), "client 1: has no training data"),
         ((X / 0, Y), "client 1: x holds values that are not finite"),
+        ((2**24 + X.long(), Y), "client 1: x holds whole numbers that float32 cannot tell apart, such as 16777227"),
         ((X, Y, X / 0, Y), r"client 1 \(test\): x holds values"),
         ((X, Y - 1), "client 1: y holds the negative label -1"),
         ((X, Y.float()), "client 1: y must be one row of integer labels, but is torch.float32"),

@@ -16,6 +16,7 @@ from federation_fixtures import NUM_CLASSES, NUM_FEATURES, client_data, linear, 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from torch.utils.checkpoint import checkpoint
 
 import bcfl
 from bcfl.data.arrays import from_arrays
@@ -300,11 +301,112 @@ def repeating() -> nn.Module:
     return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(NUM_FEATURES, NUM_CLASSES))
 
 
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
+    module[0].requires_grad_(False)
+    return module
+
+
+class Resting(nn.Module):
+    """Keeps its first part in evaluation mode, as one does with a part that was trained before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.3))
+        self.after = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, NUM_CLASSES))
+
+    def train(self, mode: bool = True) -> "Resting":
+        super().train(mode)
+        self.before.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.before(x))  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("fisher", ["batch", "exact"])
-def test_a_model_may_call_one_layer_in_two_places(fisher: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("factory", [repeating, frozen, Resting])
+def test_models_of_many_kinds_are_stacked(factory: ModelFactory, fisher: Any, caplog: pytest.LogCaptureFixture) -> None:
     data, training = from_arrays(client_data()), Training(local_steps=3, batch_size=8, fisher=fisher)
-    assert_alike(repeating, data, training, KINDS["curvature"], "stacked-cpu")
+    assert_alike(factory, data, training, KINDS["curvature"], "stacked-cpu")
     assert not caplog.records
+
+
+class _Reversal(torch.autograd.Function):
+    """Turns the gradient round; in the form that torch.func cannot do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return -gradient
+
+
+class Reversing(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Reversal.apply(super().forward(x))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Checkpointed(nn.Module):
+    """Computes a part again for its gradient, when its parameters are its own again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("fisher", ["batch", "exact"])
+def test_what_only_plain_autograd_can_do_is_done_one_by_one(fisher: Any, caplog: pytest.LogCaptureFixture) -> None:
+    data, training = from_arrays(client_data()), Training(local_steps=3, batch_size=8, fisher=fisher)
+    assert_alike(Reversing, data, training, KINDS["curvature"], "stacked-cpu")
+    assert [record.message[:50] for record in caplog.records] == ["the clients of this model are trained one by one, "]
+
+
+class Listing(nn.Module):
+    """Uses a parameter that it also holds where torch does not look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(NUM_FEATURES, NUM_CLASSES)
+        self.weights = [self.layer.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weights[0], self.layer.bias)
+
+
+def clamping() -> nn.Module:
+    module = linear()
+    next(module.parameters()).register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return module
+
+
+@pytest.mark.parametrize("factory", [Listing, Checkpointed, clamping])
+def test_a_model_that_would_learn_something_else_is_refused(factory: ModelFactory) -> None:
+    with pytest.raises(ValueError, match="this model runs on device = 'cpu' only: "):
+        simulator(from_arrays(client_data()), factory, device="stacked-cpu")
+
+
+def test_whether_examples_are_mixed_is_asked_of_the_largest_client() -> None:
+    draws = torch.Generator().manual_seed(0)
+    x, y = torch.randn(61, NUM_FEATURES, generator=draws), torch.randint(NUM_CLASSES, (61,), generator=draws)
+
+    def mixing() -> nn.Module:
+        return nn.Sequential(
+            nn.Unflatten(1, (1, NUM_FEATURES, 1)), nn.BatchNorm2d(1, track_running_stats=False),
+            nn.Flatten(), nn.Linear(NUM_FEATURES, NUM_CLASSES),
+        )  # fmt: skip
+
+    parts = [slice(0, 1), *(slice(1 + 13 * i, 14 + 13 * i) for i in range(4)), slice(53, 61)]
+    data = from_arrays([(x[own], y[own]) for own in parts])
+    assert_alike(mixing, data, Training(local_steps=2, batch_size=8), KINDS["curvature"], "stacked-cpu")
 
 
 @pytest.mark.parametrize("factory", [Branching, averaging])

@@ -98,6 +98,8 @@ def checked(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{who}: y must be one row of integer labels, but is {y.dtype} of shape {tuple(y.shape)}")
     if x.dim() == 0 or len(x) != len(y):
         raise ValueError(f"{who}: x has {len(x) if x.dim() else 'no'} rows but y has {len(y)}")
+    if not x.is_floating_point() and len(x) and not torch.equal(x.to(torch.float32).to(x.dtype), x):
+        raise ValueError(f"{who}: x holds whole numbers that float32 cannot tell apart, such as {int(x.abs().max())}")
     x, y = x.to(torch.float32), y.to(torch.int64)
     if not torch.isfinite(x).all():
         raise ValueError(f"{who}: x holds values that are not finite")

@@ -93,7 +93,7 @@ class Simulator:
         keep_blocks(self.layout.length * probe.vector.element_size())
         self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
         where = find_device(device)
-        stack = None if where is None else Stack(probe, where, [train[0], test[0]], training, draws_globally)
+        stack = None if where is None else Stack(probe, where, [max(train, key=len), test[0]], training, draws_globally)
         self._machine = stack or Workers(self.num_workers, lambda: FlatModel(build(factory, seed, "probe")))
         self.clients = [
             LocalClient(c, *own, training, seed, draws_globally, stack or local)

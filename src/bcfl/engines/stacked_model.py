@@ -15,6 +15,7 @@ from bcfl.models import FlatModel, SeededDropout, views
 
 logger = logging.getLogger(__name__)
 Stacked = Callable[..., tuple[Tensor, ...]]  # of tensors that share a first axis
+Loss = tuple[Tensor, tuple[Tensor, ...]]  # or its gradient; and what else is to be known of the pass
 
 
 class StackedModel:
@@ -32,6 +33,8 @@ class StackedModel:
         self._counters = {name: buffer.clone() for name, buffer in buffers.items() if not buffer.is_floating_point()}
         self._dropped: dict[int, list[tuple[SeededDropout, Tensor]]] = {}  # see _dropout_calls
         self._each: Callable[[Stacked], Stacked] = in_turn
+        if not one_by_one:
+            self._check_swapping()
         self.mixes_examples = self._mixes_examples()
         if not one_by_one and self._can_be_stacked():
             self._each = vmap
@@ -60,7 +63,10 @@ class StackedModel:
         parameters, statistics = vector.split([self.model.num_parameters, self.model.num_statistics])
 
         def gradient(x: Tensor, y: Tensor) -> tuple[Tensor]:
-            return (grad(lambda own: F.cross_entropy(self._evaluated(own, statistics, x[None]), y[None]))(parameters),)
+            def loss(own: Tensor) -> Loss:
+                return F.cross_entropy(self._evaluated(own, statistics, x[None]), y[None]), ()
+
+            return (self._gradient(loss)(parameters)[0],)
 
         return self._each(gradient)(x, y)[0]
 
@@ -106,7 +112,7 @@ class StackedModel:
             calls: list[tuple[SeededDropout, Tensor]] = []
 
             def note(dropout: SeededDropout, inputs: tuple[Tensor]) -> None:
-                if dropout.p > 0:
+                if dropout.draws:
                     calls.append((dropout, torch.empty_like(inputs[0], device="meta")))
 
             hooks = [dropout.register_forward_pre_hook(note) for dropout in self.model.dropouts]
@@ -119,7 +125,7 @@ class StackedModel:
     def _step(self, parameters: Tensor, statistics: Tensor, x: Tensor, y: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """Of one job: the gradient, and the statistics and counters after the step."""
 
-        def loss(parameters: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def loss(parameters: Tensor) -> Loss:
             # BatchNorm writes into its statistics. Under vmap that is lost, without a word, unless they are contiguous.
             own = [s.clone(memory_format=torch.contiguous_format) for s in self._split(statistics)]
             counted = [counter.clone() for counter in rest[: len(self._counters)]]
@@ -135,8 +141,12 @@ class StackedModel:
                     dropout.masks = None
             return F.cross_entropy(output, y), (torch.cat([*own, statistics[:0]]), *counted)
 
-        gradient, after = grad(loss, has_aux=True)(parameters)
+        gradient, after = self._gradient(loss)(parameters)
         return (gradient, *after)
+
+    def _gradient(self, loss: Callable[[Tensor], Loss]) -> Callable[[Tensor], Loss]:
+        """The gradient of a loss, and what comes with the loss; alone by plain autograd, which can do more."""
+        return grad(loss, has_aux=True) if self._each is vmap else _autograd(loss)
 
     def _output(self, vector: Tensor, x: Tensor) -> tuple[Tensor]:
         parameters, statistics = vector.split([self.model.num_parameters, self.model.num_statistics])
@@ -168,6 +178,38 @@ class StackedModel:
         x, y = self._examples.batch(torch.arange(min(count, len(self._examples))))
         return x.to(self.device), y.to(self.device)
 
+    def _check_swapping(self) -> None:
+        """Raises if the module is another function of its parameters when others are put in their place."""
+        x, y = self._some(2)
+        vector, draws = 0.9 * self.model.vector.to(self.device)[None], [torch.Generator().manual_seed(0)]
+        parameters, statistics = vector.split([self.model.num_parameters, self.model.num_statistics], 1)
+        try:
+            masks = self.masks(draws, len(x))
+            gradient, after, _ = self.gradients(parameters, statistics, self.counters(1), masks, x[None], y[None])
+            swapped = (gradient[0], after[0], self.outputs(vector, x[None])[0])
+            same = all(map(_near, swapped, self._own_answers(vector[0])))
+        except Exception as error:  # a user's model may raise anything
+            raise ValueError(f"this model runs on device = 'cpu' only: {_reason(error)}") from error
+        if not same:
+            raise ValueError("this model runs on device = 'cpu' only: with others in the place of its parameters it is "
+                             "another function (hooks on parameters, or a list that holds them too?)")  # fmt: skip
+
+    def _own_answers(self, vector: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """By the module itself, on the CPU: the gradient of some batch, the statistics after it, and the outputs."""
+        x, y = self._examples.batch(torch.arange(min(2, len(self._examples))))
+        before, gradient = self.model.vector.clone(), torch.zeros(self.model.num_parameters)
+        self.model.load(vector)
+        self.model.seed(torch.Generator().manual_seed(0))
+        self.module.train()
+        for part, piece in self.model.gradients(F.cross_entropy(self.module(x), y)):
+            gradient[part] = piece
+        after = self.model.vector[self.model.num_parameters :].clone()
+        self.model.load(vector)
+        with torch.no_grad():
+            output = self.module.eval()(x)
+        self.model.load(before)
+        return gradient.to(self.device), after.to(self.device), output.to(self.device)
+
     def _can_be_stacked(self) -> bool:
         """Whether vmap over two jobs can be done, and gives what each of them gives alone; if not, that is told."""
         (x, y), vector = self._some(2), self.model.vector.to(self.device)
@@ -181,7 +223,7 @@ class StackedModel:
                 gradient, after, _ = self.gradients(parameters, statistics, self.counters(2), masks, xx, yy)
                 found.append((gradient, after, self.outputs(vectors, xx), self.example_gradients(vector, x, y)))
         except Exception as error:  # a user's model may raise anything
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = _reason(error)
         else:
             if all(_near(stacked, alone) for alone, stacked in zip(*found, strict=True)):
                 return True
@@ -192,10 +234,26 @@ class StackedModel:
         return False
 
 
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def _near(first: Tensor, second: Tensor) -> bool:
     """Whether two answers differ by no more than rounding, the coarse one of a GPU's TF32 included."""
     first, second = first.nan_to_num(0, 0, 0), second.nan_to_num(0, 0, 0)  # overflow is the data's affair
     return bool((first - second).norm() <= 0.01 * second.norm() + 1e-6)
+
+
+def _autograd(loss: Callable[[Tensor], Loss]) -> Callable[[Tensor], Loss]:
+    """What torch.func.grad(loss, has_aux=True) does, for losses that it cannot do."""
+
+    def gradient(parameters: Tensor) -> Loss:
+        leaf = parameters.detach().requires_grad_()
+        with torch.enable_grad():
+            value, rest = loss(leaf)
+        return torch.autograd.grad(value, leaf)[0], tuple(tensor.detach() for tensor in rest)
+
+    return gradient
 
 
 def in_turn(function: Stacked) -> Stacked:
