@@ -6,7 +6,8 @@ weights, and ReLU comes after pooling, on a quarter of the numbers, instead of b
 order of the sums is another, so scores agree to about a millionth.
 
 Several models are scored in one pass: each layer is a convolution with one group of channels per model, and the first,
-which has few input channels and so is far from the processor's peak, reads the images once for all of them.
+which has few input channels and so is far from the processor's peak, reads the images once for all of them. Groups
+are filled up with channels of zeros to whole blocks, as oneDNN is slow with others.
 """
 
 from collections import OrderedDict
@@ -21,6 +22,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from bcfl.functional import call
 
 State = Mapping[str, Tensor]  # a model's parameters and statistics, by the names that they have in the module
+BLOCK = 8  # channels that lie side by side in oneDNN's layout
 OVERFLOW = 1e37  # no activation may exceed it: oneDNN's ReLU makes 0 of NaN, and a diverged model must not look sound
 
 
@@ -68,11 +70,14 @@ class Convolutions:
         """Class scores under each of the models."""  # (example, ...) -> (model, example, class)
         folded = [[block.folded(state) for block in self._blocks] for state in states]
         largest = [largest_input(layers) for layers in folded]
+        if len(states) > 1:
+            folded = [_in_whole_blocks(of_model) for of_model in folded]
         layers: list[tuple[Block, int, Tensor, Tensor]] = []
         for block, of_models in zip(self._blocks, zip(*folded, strict=True), strict=True):
             weights, biases = zip(*of_models, strict=True)
             groups = len(states) if layers else 1  # the first layer's input is the same for all
             layers.append((block, groups, torch.cat(weights).contiguous().to_mkldnn(), torch.cat(biases).to_mkldnn()))
+        channels = self._blocks[-1].convolution.out_channels
 
         def scores(x: Tensor) -> Tensor:
             size = float(x.abs().amax())
@@ -86,10 +91,20 @@ class Convolutions:
                 x = F.conv2d(x, weight, bias, convolution.stride, convolution.padding, convolution.dilation, groups)
                 x = x if block.pool is None else block.pool(x)
                 x = x.relu_() if block.relu else x
-            features = x.to_dense().unflatten(1, (len(states), -1)).flatten(2).unbind(1)
+            features = x.to_dense().unflatten(1, (len(states), -1))[:, :, :channels].flatten(2).unbind(1)
             return torch.stack([call(self._classifier, *own) for own in zip(states, features, strict=True)])
 
         return scores
+
+
+def _in_whole_blocks(folded: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """The same layers with channels of zeros added behind their own, so that each has whole blocks of them."""
+    layers, inputs = [], folded[0][0].shape[1]
+    for weight, bias in folded:
+        more = -len(weight) % BLOCK
+        layers.append((F.pad(weight, (0, 0, 0, 0, 0, inputs - weight.shape[1], 0, more)), F.pad(bias, (0, more))))
+        inputs = len(weight) + more
+    return layers
 
 
 def largest_input(folded: list[tuple[Tensor, Tensor]]) -> float:
