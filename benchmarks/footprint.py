@@ -49,7 +49,7 @@ def memory(net: Workload, clients: tuple[int, int] = (10, 80)) -> list[Row]:
 def _rounds(net: Workload, times: int) -> Callable[[], Hypotheses]:
     """The second round of a run, whose hypotheses share some beliefs and not others, so many times."""
     simulator = net.simulator(NUM_WORKERS)
-    method = BCFL(net.num_groups, "multi", 6, initial="same", scoring_examples=net.num_examples)
+    method = BCFL(net.num_groups, "multi", 6, initial="same", scoring_examples=net.training.batch_size)
     state, _ = method.round(method.init(simulator.begin(0)), simulator.begin(1))
 
     def play() -> Hypotheses:

@@ -7,23 +7,24 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from measure import Row, best_seconds, processor_seconds, repeated, row
-from workloads import NETS, SEED, TINY, BareLoop, Workload, round_of, with_known_groups
+from workloads import NETS, SEED, TINY, BareLoop, Workload, round_of, turned_digits, with_known_groups
 
+from bcfl.association import Branches
 from bcfl.engines.simulator import Simulator
-from bcfl.experiment.config import load_config
-from bcfl.experiment.problem import load_data, model_factory
 from bcfl.federation import Hypotheses, Method
+from bcfl.local import Training
 from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg
 from bcfl.methods.bcfl import BCFL
+from bcfl.methods.training import distinct_groups, train_groups
 from bcfl.models import mlp
 
 NUM_WORKERS = 2
 TARGETS = {"Fashion-MNIST net": 1.10, "CIFAR-10 net": 1.10, "AmazonReview net": 1.15, "Digits-Five net": 1.15}
 # More where rounds are short: the best of few may be one side's lucky moment and never the other's.
-REPEATS = {"Fashion-MNIST net": 6, "CIFAR-10 net": 8, "AmazonReview net": 5, "Digits-Five net": 2}  # at each visit
+REPEATS = {"Fashion-MNIST net": 6, "CIFAR-10 net": 14, "AmazonReview net": 5, "Digits-Five net": 2}  # at each visit
 RACING = 0.01  # the probability that racing may keep something else than full scoring
-JOB_SCORING = 32  # scoring examples where trainings are compared: few, as their time is subtracted
+JOB_SCORING = 32  # scoring examples where trainings are compared: scores say which there are, and take no part
 
 
 def rows() -> list[Row]:
@@ -127,7 +128,7 @@ def methods(net: Workload, visits: Sequence[MethodsVisit]) -> list[Row]:
     setting = f"{net.name}, {at_home}, {told.scoring} scoring examples each, best of {repeats}"
     greedy_trainings, multi_trainings = told.trainings
     job = (
-        f"round without scoring ÷ trainings: {multi_job * 1e3:.1f} ms of {multi_trainings} against "
+        f"training and fusing a round's groups ÷ trainings: {multi_job * 1e3:.1f} ms of {multi_trainings} against "
         f"{greedy_job * 1e3:.1f} ms of {greedy_trainings}"
     )
     return [
@@ -141,35 +142,32 @@ def methods(net: Workload, visits: Sequence[MethodsVisit]) -> list[Row]:
 def _per_job(
     net: Workload, simulator: Simulator, state: Hypotheses, index: int, repeats: int
 ) -> tuple[list[float], tuple[int, int]]:
-    """The time of a distinct training of BCFL-G and of BCFL-MH-6, and how many there are in a round.
+    """The time of a distinct training of BCFL-G and of BCFL-MH-6, fusion included, and how many there are in a round.
 
-    That is the round without a scoring of the same models, divided by its trainings.
+    What a round does between its scores and its new beliefs, without the scores: their noise would drown the rest.
     """
     operations: list[Callable[[], Any]] = []
     trainings = []
     for method in (_bcfl(net, "greedy", JOB_SCORING), _bcfl(net, "multi", JOB_SCORING)):
         before, _ = method.round(state, simulator.begin(index))  # so that there are hypotheses to be carried on
+        kept, _ = method._associate(before, simulator.begin(index + 1))
 
-        def play(method: BCFL = method, before: Hypotheses = before) -> int:
+        def play(method: BCFL = method, before: Hypotheses = before, kept: Branches = kept) -> int:
             clients = simulator.begin(index + 1)
-            method.round(before, clients)
+            groups = distinct_groups(before.model_of, kept, clients.present)
+            train_groups(before, groups, clients, method.fusion, method.forgetting).results()
             return clients.work.trainings
 
-        def score(before: Hypotheses = before) -> object:
-            return simulator.begin(index + 1).score(before.models.mean, JOB_SCORING)
-
         trainings.append(play())
-        operations += [play, score]
-    greedy, greedy_score, multi, multi_score = best_seconds(*operations, repeats=repeats)
-    per_job = [(greedy - greedy_score) / trainings[0], (multi - multi_score) / trainings[1]]
-    return per_job, (trainings[0], trainings[1])
+        operations.append(play)
+    seconds = best_seconds(*operations, repeats=repeats)
+    return [taken / count for taken, count in zip(seconds, trainings, strict=True)], (trainings[0], trainings[1])
 
 
-def saved_scoring(num_rounds: int = 16, num_looks: int = 5) -> list[Row]:
+def saved_scoring(num_clients: int = 40, num_rounds: int = 16, num_looks: int = 5) -> list[Row]:
     """How much of full scoring racing does on real data once the groups are apart: the bundled digits, turned."""
-    config = load_config(None, ["data.partition=feature(4,2)"])
     figures = []
-    with Simulator(model_factory(config), load_data(config), config.training, SEED, num_workers=NUM_WORKERS) as engine:
+    with Simulator(mlp, turned_digits(num_clients), Training(), SEED, num_workers=NUM_WORKERS) as engine:
         for name in ("bcfl-g", "bcfl-c-6", "bcfl-mh-6"):
             _, state = round_of(make_method(f"{name}-w", {}), engine, num_rounds)
             method, scored, spared = make_method(name, {"racing": RACING}), 0, 0
@@ -178,7 +176,7 @@ def saved_scoring(num_rounds: int = 16, num_looks: int = 5) -> list[Row]:
                 method.round(state, clients)
                 scored += clients.work.scored_examples
                 spared += clients.work.spared_examples or 0
-            setting = f"digits, {engine.num_clients} clients, after {num_rounds} rounds"
+            setting = f"digits, {num_clients} clients, after {num_rounds} rounds"
             note = f"{scored / num_looks:.0f} examples a round; {setting}"
             what = f"{name.upper()}, racing = {RACING}: scored examples"
             figures.append(row(what, scored / (scored + spared), 1 / 3, "of full scoring", note))

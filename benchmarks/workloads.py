@@ -7,9 +7,11 @@ from threading import local as thread_local
 
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from bcfl.association import Branches
+from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.engines.memory import keep_freed_memory
 from bcfl.engines.simulator import Simulator
@@ -64,6 +66,21 @@ NETS = (
     Workload("Digits-Five net", digits_five_cnn, (3, 28, 28), num_clients=10, num_groups=5),
 )
 TINY = Workload("64-32-10 net", mlp, (64,), num_examples=32, training=Training(local_steps=1))
+
+
+def turned_digits(num_clients: int, num_examples: int = 320, num_groups: int = 4) -> FederatedData:
+    """Real digits: each client has drawn so many of scikit-learn's, turned by as many quarters as its group's number.
+
+    Clients may hold the same images: there are fewer than they need, and racing compares models, not clients.
+    """
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images, dtype=torch.float32).view(-1, 8, 8) / 16, torch.tensor(labels)
+    clients = []
+    for client in range(num_clients):
+        own = torch.randperm(len(x), generator=generator(SEED, "digits", client))[:num_examples]
+        turned = x[own].rot90(client % num_groups, (1, 2)).flatten(1)
+        clients.append((turned, y[own], turned[:1], y[own][:1]))
+    return from_arrays(clients)
 
 
 def round_of(method: Method, engine: Simulator, num_rounds: int = 1) -> tuple[Callable[[], object], Hypotheses]:

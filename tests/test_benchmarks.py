@@ -38,9 +38,9 @@ def test_rounds_are_measured_beside_a_bare_loop_and_each_other() -> None:
 def test_what_racing_saves_is_measured() -> None:
     import rounds
 
-    rows = rounds.saved_scoring(num_rounds=1, num_looks=1)
+    rows = rounds.saved_scoring(num_clients=4, num_rounds=1, num_looks=1)
     assert [row["name"].split(",")[0] for row in rows] == ["BCFL-G", "BCFL-C-6", "BCFL-MH-6"]
-    assert all(0 < row["value"] < 1.5 for row in rows)
+    assert all(0 < row["value"] <= 1 for row in rows)
 
 
 def test_growth_is_measured_and_the_worst_step_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,13 +111,11 @@ class Clients(Protocol):
         self,
         models: Tensor,
         max_examples: int | None = None,
-        wanted: Tensor | None = None,
         held_out: float = 0.0,
     ) -> Tensor:
         """Log-likelihood of each client's data under each model, scaled up to all of the client's examples.
 
         All models of a client are scored on the same examples (at most `max_examples`); rows of absent clients are NaN.
-        With `wanted` (client, model) bool only these are scored, the same but for rounding, and all others NaN.
         With `held_out` a client's data are that share of its examples, which jobs of the same share never train on.
         """  # (model, vector) -> (client, model) float64
         ...
@@ -127,8 +125,9 @@ class Clients(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the models' log-likelihoods over a part of the examples that a score would use.
 
-        The part is first:last in an order that is random, but the same for all models and looks of a round. Only the
-        `wanted` (client, model) are looked at; all others are NaN. A client that fails to answer leaves the round.
+        The part is first:last, as far as a client has so many, in an order that is random, but the same for all models
+        and looks of a round. Only the `wanted` (client, model) are looked at; all others are NaN. A client that fails
+        to answer leaves the round.
         """  # (model, vector) -> (client, model) and (client, model, model) float64
         ...
 
@@ -192,6 +191,11 @@ class Work:
         self.scored_examples += num_scored
         if num_without_racing is not None:
             self.spared_examples = (self.spared_examples or 0) + num_without_racing - num_scored
+
+    def count_look(self, num_wanted: int, num_models: int, first: int, last: int, num_scored: int) -> None:
+        """Add a client's look at first:last of the examples that it would score under all models without a race."""
+        self.count_scored(num_wanted * (min(last, num_scored) - first), 0 if first else num_models * num_scored)
+        self.scalars_up += num_wanted * (num_wanted + 1)  # means and covariances
 
 
 def num_held_out(num_examples: Tensor, share: float) -> Tensor:

@@ -1,8 +1,8 @@
 """Scoring that stops when it knows: which models still need scoring after a look at some of the examples.
 
 Clients look at growing random parts of the examples that a full scoring would use. After each look a cluster that
-cannot, at a stated error probability, be part of any of the k best hypotheses is dropped; only what is left when the
-looks are over is scored in full.
+cannot, at a stated error probability, be part of any of the k best hypotheses is dropped; the last look is at all the
+rest, so that what is never dropped has been scored on every example, and on none twice.
 """
 
 import math
@@ -15,13 +15,10 @@ from torch import Tensor
 from bcfl.association import k_best_assignments
 
 FIRST_LOOK = 32  # examples on which every model is scored; each further look doubles what has been seen
-# A client joins a look only while all looks together take at most this part of its examples. What is left after them
-# is scored in full, on the same examples and but for rounding as without racing, so this bounds what a race can lose.
-LARGEST_SHARE = 1 / 3
 ROUNDING = 1e-9  # by which costs that are equal may seem to differ
 
 # (client, belief) bool wanted, first, last -> mean (client, belief) and covariance (client, belief, belief) over the
-# examples first:last of each client's own random order; anything where nothing is wanted
+# examples first:last of each client's own random order, or as many of them as it has; anything where nothing is wanted
 Look = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 
 
@@ -35,55 +32,69 @@ def race(
     k: int,
     error: float,
 ) -> tuple[Tensor, Tensor]:
-    """What each client still has to score in full, and the mean log-likelihood of the beliefs over its looks.
+    """Which beliefs of each client are left, and their mean log-likelihood over its looks.
 
     With probability at least 1 − error full scoring's k best continuations, and the best one of each hypothesis, use
-    only what is marked. That is for the clients that stay: one that leaves takes with it what it was counted on for.
+    only what is left. That is for the clients that stay: one that leaves takes with it what it was counted on for.
+    A client with several beliefs left has looked at all of its examples.
     """  # (client, belief) bool, (client, belief)
     num_clients, num_beliefs = len(num_scored), int(belief_of.max()) + 1
     wanted = torch.ones(num_clients, num_beliefs, dtype=torch.bool)
     num_looked = torch.zeros(num_clients, dtype=torch.float64)
     mean = torch.zeros(num_clients, num_beliefs, dtype=torch.float64)
     covariance = torch.zeros(num_clients, num_beliefs, num_beliefs, dtype=torch.float64)
-    looks = list(_looks(float(num_scored.max())))
-    for first, last in looks:
-        undecided = (wanted.sum(1) > 1) & present & (last <= LARGEST_SHARE * num_scored)
+    *looks, the_rest = _looks(int(num_scored.max()))
+    for first, last in (*looks, the_rest):
+        undecided = (wanted.sum(1) > 1) & present & (num_looked < num_scored)
         if not undecided.any():
             break
         new_mean, new_covariance = look(wanted & undecided[:, None], first, last)
         rows = (undecided & present).nonzero()[:, 0]
+        num_new = num_scored[rows].clamp(max=last) - first
         mean[rows], covariance[rows] = pooled(
-            first, mean[rows], covariance[rows], last - first, new_mean[rows], new_covariance[rows]
+            first, mean[rows], covariance[rows], num_new, new_mean[rows], new_covariance[rows]
         )
-        num_looked[rows] = last
+        num_looked[rows] += num_new
+        if (first, last) == the_rest:
+            break
         here = present.nonzero()[:, 0]
         seen = (mean[here], covariance[here], num_looked[here], num_scored[here], scale[here])
         wanted[here] = contenders(*seen, belief_of, log_weight, wanted[here], k, error / len(looks))
     return wanted, mean
 
 
-def _looks(most: float) -> Iterator[tuple[int, int]]:
-    """The parts of the clients' examples that are looked at one after the other: each doubles what has been seen."""
+def _looks(most: int) -> Iterator[tuple[int, int]]:
+    """The parts of the clients' examples that are looked at one after the other.
+
+    Each doubles what has been seen; one that would leave less than half of the examples takes the rest along.
+    """
     first, last = 0, FIRST_LOOK
-    while last <= LARGEST_SHARE * most:
+    while 2 * last <= most:
         yield first, last
         first, last = last, 2 * last
+    yield first, most
 
 
 def moments(log_likelihoods: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and covariance over examples of the models' log-likelihoods, all that a look needs to tell."""
-    return log_likelihoods.double().mean(1), torch.cov(log_likelihoods.double()).view(len(log_likelihoods), -1)
+    num_models, num_examples = log_likelihoods.shape
+    covariance = torch.cov(log_likelihoods.double(), correction=min(1, num_examples - 1))  # of one example: 0
+    return log_likelihoods.double().mean(1), covariance.view(num_models, -1)
 
 
 def pooled(
-    num: int, mean: Tensor, covariance: Tensor, num_new: int, new_mean: Tensor, new_covariance: Tensor
+    num: int, mean: Tensor, covariance: Tensor, num_new: Tensor, new_mean: Tensor, new_covariance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of two parts together; NaN in the new part, where nothing was looked at, counts as 0."""
+    """Mean and covariance of two parts of each client's examples together; the new part has `num_new` (client,).
+
+    NaN in it, where nothing was looked at, counts as 0.
+    """
     new_mean, new_covariance = new_mean.nan_to_num(0.0), new_covariance.nan_to_num(0.0)
+    num_new = num_new[:, None]
     total, step = num + num_new, new_mean - mean
-    between = step[:, :, None] * step[:, None, :] * (num * num_new / total)
-    spread = max(num - 1, 0) * covariance + (num_new - 1) * new_covariance + between
-    return mean + step * (num_new / total), spread / (total - 1)
+    between = step[:, :, None] * step[:, None, :] * (num * num_new / total)[..., None]
+    spread = max(num - 1, 0) * covariance + (num_new - 1)[..., None] * new_covariance + between
+    return mean + step * (num_new / total), spread / (total - 1).clamp(min=1)[..., None]
 
 
 def contenders(

@@ -540,9 +540,10 @@ GOOD_LOOK = {
 @pytest.mark.parametrize(
     ("kind", "good", "change", "message"),
     [
-        ("query.score", GOOD_LOOK, {"to": 101}, "to must be a whole number from 2 to 100"),
-        ("query.score", GOOD_LOOK, {"from": 31}, "to must be a whole number from 33 to 100"),
-        ("query.score", GOOD_LOOK, {"from": -1}, "from must be a whole number from 0 to 100"),
+        ("query.score", GOOD_LOOK, {"to": 0}, "to must be a whole number from 1 to"),
+        ("query.score", GOOD_LOOK, {"from": 32}, "to must be a whole number from 33 to"),
+        ("query.score", GOOD_LOOK, {"from": 100, "to": 128}, "from must be a whole number from 0 to 99"),
+        ("query.score", GOOD_LOOK, {"from": -1}, "from must be a whole number from 0 to 99"),
         ("query.score", GOOD_LOOK, {"first": 1, "total": 2}, "the look so far is missing"),
         ("train.fit", {**GOOD_FIT, "kind": "best", "racing": 0.1}, {"racing": 1.0}, "racing must be a number in"),
     ],

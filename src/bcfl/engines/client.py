@@ -134,25 +134,21 @@ class LocalClient:
         With `racing` it is another one with that probability at most: see `bcfl.racing`.
         """
         num_models, num_scored, pairs = len(models), self.num_scored(max_examples), 0
-        left = torch.arange(num_models)
+        if not racing:
+            scores = self.score(model, models, round_index, max_examples, local.total_log_likelihood)
+            return int(scores.argmax()), num_models * num_scored
 
         def look(wanted: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
             nonlocal pairs
             own = wanted[0].nonzero()[:, 0]
-            pairs += len(own) * (last - first)
+            pairs += len(own) * (min(last, num_scored) - first)
             part = self.log_likelihoods(model, [models[m] for m in own], round_index, max_examples, part=(first, last))
             mean, covariance = among(num_models, own, *moments(part))
             return mean[None], covariance[None]
 
-        if racing:
-            one = torch.ones(1, dtype=torch.float64)
-            wanted, _ = race(look, one.bool(), one * num_scored, one, left[None], one.log(), 1, racing)
-            left = wanted[0].nonzero()[:, 0]
-            if len(left) == 1:
-                return int(left), pairs
-        contenders = [models[m] for m in left]
-        scores = self.score(model, contenders, round_index, max_examples, local.total_log_likelihood)
-        return int(left[scores.argmax()]), pairs + len(left) * num_scored
+        one, beliefs = torch.ones(1, dtype=torch.float64), torch.arange(num_models)[None]
+        left, mean = race(look, one.bool(), one * num_scored, one, beliefs, one.log(), 1, racing)
+        return int(mean.masked_fill(~left, -torch.inf).argmax()), pairs
 
     def scored(self, held_out: float) -> Examples:
         """The examples that scores are taken on: all, or those that are held out from training."""
@@ -213,11 +209,9 @@ class LocalClient:
         return stream
 
 
-def wanted_models(present: Tensor, num_models: int, wanted: Tensor | None) -> dict[int, Tensor]:
-    """Which models each client is to score, for the present clients that are to score any; all of them by default."""
+def wanted_models(present: Tensor, wanted: Tensor) -> dict[int, Tensor]:
+    """Which models each client is to score, for the present clients that are to score any."""
     clients: list[int] = present.nonzero()[:, 0].tolist()
-    if wanted is None:
-        return dict.fromkeys(clients, torch.arange(num_models))
     return {client: wanted[client].nonzero()[:, 0] for client in clients if wanted[client].any()}
 
 

@@ -174,37 +174,25 @@ class SimulatedClients:
         self,
         models: Tensor,
         max_examples: int | None = None,
-        wanted: Tensor | None = None,
         held_out: float = 0.0,
     ) -> Tensor:
-        return self._score(models, max_examples, local.total_log_likelihood, wanted, held_out)
+        return self._score(models, max_examples, local.total_log_likelihood, held_out)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         return self._score(models, max_examples, local.share_explained)
 
-    def _score(
-        self,
-        models: Tensor,
-        max_examples: int | None,
-        summary: local.Summary,
-        wanted: Tensor | None = None,
-        held_out: float = 0.0,
-    ) -> Tensor:
-        def task(client: int, own: Tensor, model: FlatModel) -> Tensor:
-            vectors = [models[m] for m in own]
-            return self.clients[client].score(model, vectors, self.round, max_examples, summary, held_out)
+    def _score(self, models: Tensor, max_examples: int | None, summary: local.Summary, held_out: float = 0.0) -> Tensor:
+        def task(client: int, model: FlatModel) -> Tensor:
+            return self.clients[client].score(model, models, self.round, max_examples, summary, held_out)
 
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
-        own_of = wanted_models(self.present, len(models), wanted)
-        answers = self.engine.stream(partial(task, *item) for item in own_of.items())
-        for (client, own), row in zip(own_of.items(), answers, strict=True):
-            scores[client, own] = row
-        for client in self._present_clients():
-            num_scored = self.clients[client].num_scored(max_examples, held_out)
-            in_full = None if wanted is None else len(models) * num_scored
-            self.work.count_scored(len(own_of.get(client, [])) * num_scored, in_full)
-        self._count_asked(own_of)
-        self.work.scalars_up += sum(len(own) for own in own_of.values())
+        clients = self._present_clients()
+        answers = self.engine.stream(partial(task, client) for client in clients)
+        for client, row in zip(clients, answers, strict=True):
+            scores[client] = row
+            self.work.count_scored(len(models) * self.clients[client].num_scored(max_examples, held_out))
+            self.work.scalars_up += len(models)
+        self._count_asked(len(clients) * len(models))
         return scores
 
     def look(
@@ -216,18 +204,17 @@ class SimulatedClients:
 
         mean = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         covariance = torch.full((*mean.shape, len(models)), torch.nan, dtype=torch.float64)
-        own_of = wanted_models(self.present, len(models), wanted)
+        own_of = wanted_models(self.present, wanted)
         answers = self.engine.stream(partial(task, *item) for item in own_of.items())
         for (client, own), answer in zip(own_of.items(), answers, strict=True):
             mean[client], covariance[client] = among(len(models), own, *answer)
-            self.work.count_scored(len(own) * (last - first), 0)
-            self.work.scalars_up += len(own) * (len(own) + 1)
-        self._count_asked(own_of)
+            self.work.count_look(len(own), len(models), first, last, self.clients[client].num_scored(max_examples))
+        self._count_asked(sum(len(own) for own in own_of.values()))
         return mean, covariance
 
-    def _count_asked(self, own_of: dict[int, Tensor]) -> None:
-        self.work.exchanges += bool(own_of)
-        self.work.parameters_down += sum(len(own) for own in own_of.values()) * self.layout.num_evaluated
+    def _count_asked(self, num_models: int) -> None:
+        self.work.exchanges += num_models > 0
+        self.work.parameters_down += num_models * self.layout.num_evaluated
 
     def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
         pairs = zip(jobs.belief.tolist(), jobs.client.tolist(), strict=True)

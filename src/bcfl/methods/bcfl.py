@@ -143,10 +143,10 @@ def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL) -> Tensor:
     """Scores that lead to the same hypotheses and weights as full ones, but for the probability `method.racing`.
 
     A belief that cannot be part of them is impossible. A client with one belief left shifts all weights alike: what its
-    looks told will do.
+    looks told will do. Others have looked at all of their examples.
     """  # (client, belief)
     models, most = state.models.mean, method.scoring_examples
-    wanted, mean = race(
+    left, mean = race(
         lambda wanted, first, last: clients.look(models, most, wanted, first, last),
         clients.present,
         clients.num_examples.clamp(max=math.inf if most is None else most),
@@ -156,10 +156,7 @@ def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL) -> Tensor:
         method.max_hypotheses,
         method.racing,
     )
-    undecided = wanted & (wanted.sum(1, keepdim=True) > 1)
-    scores = clients.score(models, most, undecided)
-    estimated = mean * clients.num_examples[:, None]
-    return torch.where(undecided, scores, torch.where(wanted, estimated, -torch.inf))
+    return torch.where(left, mean * clients.num_examples[:, None], -torch.inf)
 
 
 def _merged(models: Gaussian, groups: Groups, kept: Branches) -> Hypotheses:

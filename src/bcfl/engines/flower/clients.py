@@ -53,10 +53,9 @@ class FlowerClients:
         self,
         models: Tensor,
         max_examples: int | None = None,
-        wanted: Tensor | None = None,
         held_out: float = 0.0,
     ) -> Tensor:
-        own_of = wanted_models(self.present, len(models), wanted)
+        own_of = self._all_models(models)
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         settings = {"kind": "score", "max-examples": _or_all(max_examples), "held-out": held_out}
         for client, part, (row,) in self._scored(models, own_of, settings, in_order=False):
@@ -64,13 +63,12 @@ class FlowerClients:
         self._part_with({client for client, own in own_of.items() if scores[client, own].isnan().any()}, own_of)
         scores[~self.present] = torch.nan
         for client in self._present_clients():
-            num_scored, num_wanted = self._num_scored(client, max_examples, held_out), len(own_of.get(client, []))
-            self.work.count_scored(num_wanted * num_scored, None if wanted is None else len(models) * num_scored)
-            self.work.scalars_up += num_wanted
+            self.work.count_scored(len(models) * self._num_scored(client, max_examples, held_out))
+            self.work.scalars_up += len(models)
         return scores
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        own_of = wanted_models(self.present, len(models), None)
+        own_of = self._all_models(models)
         shares = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         settings = {"kind": "share", "max-examples": _or_all(max_examples)}
         for client, _, (row,) in self._scored(models, own_of, settings, in_order=True):
@@ -84,7 +82,7 @@ class FlowerClients:
     def look(
         self, models: Tensor, max_examples: int | None, wanted: Tensor, first: int, last: int
     ) -> tuple[Tensor, Tensor]:
-        own_of = wanted_models(self.present, len(models), wanted)
+        own_of = wanted_models(self.present, wanted)
         mean = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         covariance = torch.full((*mean.shape, len(models)), torch.nan, dtype=torch.float64)
         settings = {"kind": "look", "max-examples": _or_all(max_examples), "from": first, "to": last}
@@ -92,10 +90,12 @@ class FlowerClients:
             mean[client], covariance[client] = among(len(models), own_of[client], *answer)
         self._part_with({client for client, own in own_of.items() if mean[client, own].isnan().any()}, own_of)
         for client in own_of.keys() & set(self._present_clients()):
-            num_models = len(own_of[client])
-            self.work.count_scored(num_models * (last - first), 0)
-            self.work.scalars_up += num_models * (num_models + 1)
+            num_scored = self._num_scored(client, max_examples)
+            self.work.count_look(len(own_of[client]), len(models), first, last, num_scored)
         return mean, covariance
+
+    def _all_models(self, models: Tensor) -> dict[int, Tensor]:
+        return dict.fromkeys(self._present_clients(), torch.arange(len(models)))
 
     def _scored(
         self, models: Tensor, own_of: dict[int, Tensor], settings: dict[str, Any], in_order: bool

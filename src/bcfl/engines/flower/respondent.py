@@ -109,8 +109,8 @@ class Respondent:
         """The part of the examples that a look is at."""
         if self.privacy is not None:
             raise ValueError("this client protects its data and tells only blurred scores: set method.racing = 0")
-        first = whole_number(ask, "from", 0, num_scored)
-        return first, whole_number(ask, "to", first + 2, num_scored)
+        first = whole_number(ask, "from", 0, num_scored - 1)
+        return first, min(whole_number(ask, "to", first + 1, 2**62), num_scored)
 
     def _look(self, values: Tensor, round_index: int, first: int, total: int, state: RecordDict) -> RecordDict:
         """Mean and covariance of the log-likelihoods, once all models of the look have come."""
