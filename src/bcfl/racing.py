@@ -77,9 +77,10 @@ def _looks(most: int) -> Iterator[tuple[int, int]]:
 
 def moments(log_likelihoods: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and covariance over examples of the models' log-likelihoods, all that a look needs to tell."""
-    num_models, num_examples = log_likelihoods.shape
-    covariance = torch.cov(log_likelihoods.double(), correction=min(1, num_examples - 1))  # of one example: 0
-    return log_likelihoods.double().mean(1), covariance.view(num_models, -1)
+    values = log_likelihoods.double()
+    num_models, num_examples = values.shape
+    covariance = torch.cov(values, correction=min(1, num_examples - 1))  # of one example: 0
+    return values.mean(1), covariance.view(num_models, -1)
 
 
 def pooled(

@@ -204,7 +204,11 @@ def test_a_run_with_racing_is_the_plain_one(name: str) -> None:
     racing = (f"method.name={name}-w", "method.racing=0.2", "method.scoring_examples=160")
     found = start(small_config(*racing), None, device="stacked-cpu")
     assert_same_story(found, start(small_config(*racing), None, num_workers=1))
-    assert found.history[-1]["work"]["spared_examples"] >= 0  # there was a race, and nobody loses by it
+    work = [record["work"] for record in found.history[1:]]
+    assert all(own["spared_examples"] >= 0 for own in work)  # there was a race, and nobody loses by it
+    plain = start(small_config(*racing, "method.racing=0"), None, num_workers=1).history[1:]
+    in_full = [own["scored_examples"] + own["spared_examples"] for own in work]
+    assert in_full == [record["work"]["scored_examples"] for record in plain]
 
 
 @pytest.mark.parametrize("name", [name for name in FEDERATIONS if name != "plain"])
