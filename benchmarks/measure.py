@@ -7,9 +7,10 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 def row(name: str, value: float, target: float, unit: str, note: str = "") -> Row:
@@ -47,6 +48,12 @@ def repeated(operation: Callable[[], object], times: int) -> Callable[[], None]:
     return play
 
 
+def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
+    """What the function returns in a process that has done nothing else: how memory is laid out hangs on the past."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
 def peak_bytes(prepare: Callable[[], Callable[[], Any]], tell: Callable[[Any], Any] = type) -> tuple[int, Any]:
     """The most memory that `prepare()()` holds at any moment beyond what `prepare` left, its result included.
 
@@ -55,9 +62,7 @@ def peak_bytes(prepare: Callable[[], Callable[[], Any]], tell: Callable[[Any], A
     is trusted to report itself. A fresh process per measurement, because memory that an earlier one freed but did not
     return would be used again unseen.
     """
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_peak_bytes_here, (prepare, tell))
+    return in_own_process(_peak_bytes_here, prepare, tell)
 
 
 def _peak_bytes_here(prepare: Callable[[], Callable[[], Any]], tell: Callable[[Any], Any]) -> tuple[int, Any]:

@@ -55,7 +55,7 @@ class Workload:
         return FederatedData(x, y, x[:1], y[:1], held, tested, group, self.num_classes, 0, "made up")
 
     def simulator(self, num_workers: int) -> Simulator:
-        keep_freed_memory()  # before there are data, as in a run
+        keep_freed_memory(self.factory)  # before there are data, as in a run
         return Simulator(self.factory, self.data(), self.training, SEED, num_workers=num_workers)
 
 

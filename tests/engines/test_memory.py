@@ -63,6 +63,25 @@ with Simulator(lambda: mlp(num_hidden=70_000), data, training, 0, num_workers=1)
 """
 
 
+HEAPS = """
+import ctypes, threading, torch
+from bcfl.engines.memory import keep_freed_memory
+from bcfl.models import amazon_mlp, cifar_cnn
+
+def fails():
+    raise OSError("no such file")
+
+keep_freed_memory({first})
+keep_freed_memory({second})  # too late: the first call decides
+thread = threading.Thread(target=lambda: torch.ones(1000))
+thread.start()
+thread.join()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+libc.malloc_info(0, ctypes.c_void_p(libc.fdopen(1, b"w")))
+"""
+
+
 def measured(**environment: str) -> tuple[str, int, int]:
     """Whether memory is kept, page faults of a usual client's five steps (a net of 36 MB), bytes held at the end."""
     kept, faults, pages = told_by(FAULTS, **environment)
@@ -95,3 +114,19 @@ def test_stacks_of_models_leave_no_gaps_in_the_memory_that_is_kept() -> None:
     """
     (vectors,) = map(float, told_by(GROWTH))
     assert 12 < vectors < 40
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@pytest.mark.parametrize(
+    ("first", "second", "one_heap"),
+    [
+        ("cifar_cnn", "amazon_mlp", False),
+        ("amazon_mlp", "cifar_cnn", True),
+        ("cifar_cnn, amazon_mlp", "cifar_cnn", True),  # as a sweep over both does
+        ("fails", "cifar_cnn", True),
+        ("", "cifar_cnn", True),
+    ],
+)
+def test_threads_share_a_heap_unless_all_models_are_known_to_be_small(first: str, second: str, one_heap: bool) -> None:
+    heaps = sum(word.startswith("<heap") for word in told_by(HEAPS.format(first=first, second=second)))
+    assert (heaps == 1) is one_heap

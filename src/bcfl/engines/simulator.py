@@ -78,7 +78,7 @@ class Simulator:
         num_workers: int | None = None,
         device: str = "cpu",
     ):
-        keep_freed_memory()
+        keep_freed_memory(factory)
         self.factory, self.training, self.seed = factory, training, seed
         self.participation = participation or Participation()
         (x_train, images), (x_test, _) = local.pool(data.x_train), local.pool(data.x_test)

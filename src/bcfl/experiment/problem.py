@@ -49,7 +49,18 @@ def prepare(
     config: Config, clients: Sequence[Any] | None = None, factory: ModelFactory | None = None
 ) -> Problem[FederatedData]:
     """The problem that `config` describes; a user's own clients and model take the place of named ones."""
+    if factory is not None:
+        keep_freed_memory(factory)
     return pose(config, load_data(config, clients), factory or model_factory(config))
+
+
+def set_up_memory(*configs: Config) -> None:
+    """The allocator suits the largest of the configured models, if nothing in this process has set it up before."""
+
+    def maker(config: Config) -> ModelFactory:
+        return lambda: model_factory(config)()  # so that what is wrong with it is told in its turn, after the data's
+
+    keep_freed_memory(*map(maker, {config.model: config for config in configs}.values()))
 
 
 def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
@@ -93,7 +104,7 @@ def _check_cluster_size(config: Config, num_clusters: int, num_clients: int) -> 
 
 def load_data(config: Config, clients: Sequence[Any] | None = None) -> FederatedData:
     """The configured data, cut into clients, or a user's own clients."""
-    keep_freed_memory()  # preparing data may start torch's threads, which must have no heaps of their own by then
+    set_up_memory(config)  # now: preparing data may start torch's threads
     data, section = _whole_data(config, clients), config.data
     if section.validation:
         data = with_validation(data, section.validation, config.experiment.seed)

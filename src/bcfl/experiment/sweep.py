@@ -28,7 +28,7 @@ from bcfl.experiment.config import (
     refuse_unknown,
     set_value,
 )
-from bcfl.experiment.problem import Split, load_data, model_factory, pose, split_seed
+from bcfl.experiment.problem import Split, load_data, model_factory, pose, set_up_memory, split_seed
 from bcfl.experiment.run import Observer, resume, start
 from bcfl.experiment.store import RunFolder, TakenError
 
@@ -166,6 +166,7 @@ def sweep(
     """
     find_device(device)
     open_runs = [run for run in runs if not run.complete]
+    set_up_memory(*(run.config for run in open_runs))
     fewest_clients = _check(runs, open_runs)
     cores = num_workers or os.cpu_count() or 1
     jobs = min(jobs or max(cores // fewest_clients, 1), max(len(open_runs), 1))
@@ -222,6 +223,7 @@ def _helpers(runs: Sequence[Planned], how: Mapping[str, Any], count: int) -> Ite
 
 def _help(runs: Sequence[Planned], how: Mapping[str, Any], parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this is told, and ends it
+    set_up_memory(*(run.config for run in runs))
     for run in runs:
         if not run.complete:
             # What goes wrong here goes wrong again where the error can be shown: nobody else completes this run.
