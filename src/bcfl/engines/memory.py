@@ -3,9 +3,7 @@
 import ctypes
 import os
 
-import torch
-
-from bcfl.models import ModelFactory, build
+from bcfl.models import ModelFactory, cifar_cnn, fashion_cnn, mlp
 
 # glibc's parameters and their numbers, from malloc.h: they have no other door.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
@@ -13,24 +11,26 @@ LEAST_BLOCK = 32 << 20  # bytes: blocks up to this are kept in any case; glibc b
 NEVER = -1  # as a threshold: freed memory at the end of the heap is kept, however much
 PAGE = 1 << 12  # bytes: more than what the allocator adds to a block
 PAD = 64 << 20  # bytes: the least by which the heap grows
-SMALL_MODEL = 1 << 20  # bytes: all that is made on the way of training such a model fits into a thread's heap of 64 MB
+# A thread's heap has 64 MB: these are known to need less for a batch of the usual size, activations included.
+SMALL_MODELS: tuple[ModelFactory, ...] = (mlp, fashion_cnn, cifar_cnn)
 
 
-def keep_freed_memory(*factories: ModelFactory) -> bool:
+def keep_freed_memory(*factories: ModelFactory | None) -> bool:
     """Whether freed memory now stays with the process, to be used again; with glibc only.
 
     By default glibc takes every block above 32 MB from the kernel and gives it back when it is freed, and so the end of
     the heap: each training step meets its gradients and activations as fresh pages, with a fault and a page of zeros
     for every 4 kB. And threads get heaps of 64 MB, out of which the blocks of a large model fall again: it needs one
-    heap for all, in which threads wait for each other when they ask for a block. Small models are better off without.
+    heap for all, in which threads wait for each other when they ask for a block. `SMALL_MODELS` are better off without.
 
-    `factories` are all models that the process will train, as far as is known; the first call decides, as heaps that
-    threads have by then stay: it must come before data are prepared, which may start torch's threads. Blocks above
-    32 MB are kept once `keep_blocks` says how large they are. An allocator that the user has set up is left alone.
+    `factories` are those of all models that the process will train, None for an unknown one. The first call decides, as
+    heaps that threads have by then stay: it must come before data are prepared, which may start torch's threads.
+    Blocks above 32 MB are kept once `keep_blocks` says how large they are. An allocator that the user has set up is
+    left alone.
     """
     global _kept
     if _kept is None:
-        _kept = _set_up(one_heap=not (factories and all(map(_is_small, factories))))
+        _kept = _set_up(one_heap=not factories or any(factory not in SMALL_MODELS for factory in factories))
     return _kept
 
 
@@ -49,18 +49,6 @@ def _set_up(one_heap: bool) -> bool:
     if one_heap:
         settings[M_ARENA_MAX] = 1
     return all(mallopt(name, value) for name, value in settings.items())
-
-
-def _is_small(factory: ModelFactory) -> bool:
-    """Whether the model is known to be small; initialising it must not start torch's threads."""
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return sum(parameter.nbytes for parameter in build(factory, 0, "size").parameters()) <= SMALL_MODEL
-    except Exception:  # a factory may raise anything, and will do so again where it can be told
-        return False
-    finally:
-        torch.set_num_threads(threads_before)
 
 
 def keep_blocks(num_bytes: int) -> None:

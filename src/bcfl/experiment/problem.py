@@ -55,12 +55,8 @@ def prepare(
 
 
 def set_up_memory(*configs: Config) -> None:
-    """The allocator suits the largest of the configured models, if nothing in this process has set it up before."""
-
-    def maker(config: Config) -> ModelFactory:
-        return lambda: model_factory(config)()  # so that what is wrong with it is told in its turn, after the data's
-
-    keep_freed_memory(*map(maker, {config.model: config for config in configs}.values()))
+    """The allocator suits all of the configured models, if nothing in this process has set it up before."""
+    keep_freed_memory(*(None if config.model.factory else MODELS.get(config.model.name) for config in configs))
 
 
 def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
