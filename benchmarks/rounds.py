@@ -21,7 +21,7 @@ from bcfl.models import mlp
 
 NUM_WORKERS = 2
 TARGETS = {"Fashion-MNIST net": 1.10, "CIFAR-10 net": 1.10, "AmazonReview net": 1.15, "Digits-Five net": 1.15}
-# More where rounds are short: the best of few may be one side's lucky moment and never the other's.
+# More where rounds are short or uneven: the best of few may be one side's lucky moment and never the other's.
 REPEATS = {"Fashion-MNIST net": 4, "CIFAR-10 net": 14, "AmazonReview net": 5, "Digits-Five net": 3}  # at each visit
 RACING = 0.01  # the probability that racing may keep something else than full scoring
 JOB_SCORING = 32  # scoring examples where trainings are compared: scores say which there are, and take no part

@@ -14,6 +14,8 @@ PAD = 64 << 20  # bytes: the least by which the heap grows
 # A thread's heap has 64 MB: these are known to need less for a batch of the usual size, activations included.
 SMALL_MODELS: tuple[ModelFactory, ...] = (mlp, fashion_cnn, cifar_cnn)
 
+_kept: bool | None = None  # what keep_freed_memory has said; None before its first call
+
 
 def keep_freed_memory(*factories: ModelFactory | None) -> bool:
     """Whether freed memory now stays with the process, to be used again; with glibc only.
@@ -32,9 +34,6 @@ def keep_freed_memory(*factories: ModelFactory | None) -> bool:
     if _kept is None:
         _kept = _set_up(one_heap=not factories or any(factory not in SMALL_MODELS for factory in factories))
     return _kept
-
-
-_kept: bool | None = None  # what keep_freed_memory has said; None before its first call
 
 
 def _set_up(one_heap: bool) -> bool:
