@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bcfl.association import Branches
 from bcfl.conceptual import ConjugateClient
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
@@ -97,6 +98,12 @@ def one_round(method: Method, engine: Simulator, state: Hypotheses) -> tuple[Hyp
     clients = engine.begin(1)
     new, info = method.round(state, clients)
     return new, info, clients
+
+
+def by_story(kept: Branches) -> dict[tuple[int, ...], float]:
+    """The log-weight of each hypothesis that is kept, by its parent and its assignment."""
+    stories = zip(kept.parent.tolist(), kept.assignment.tolist(), kept.log_weight.tolist(), strict=True)
+    return {(parent, *assignment): weight for parent, assignment, weight in stories}
 
 
 @dataclass

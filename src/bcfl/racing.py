@@ -1,8 +1,9 @@
 """Scoring that stops when it knows: which models still need scoring after a look at some of the examples.
 
 Clients look at growing random parts of the examples that a full scoring would use. After each look a cluster that
-cannot, at a stated error probability, be part of any of the k best hypotheses is dropped; the last look is at all the
-rest, so that what is never dropped has been scored on every example, and on none twice.
+cannot, at a stated error probability, be part of any of the k best hypotheses is dropped. The race is over when only
+one continuation of each hypothesis is left and their weights are known well enough; otherwise the last look is at all
+the rest, so that what is never dropped has been scored on every example, and on none twice.
 """
 
 import math
@@ -15,6 +16,7 @@ from torch import Tensor
 from bcfl.association import k_best_assignments
 
 FIRST_LOOK = 32  # examples on which every model is scored; each further look doubles what has been seen
+TOLERANCE = 0.01  # by how much a log-weight of full scoring may differ when a race stops before it
 ROUNDING = 1e-9  # by which costs that are equal may seem to differ
 
 # (client, belief) bool wanted, first, last -> mean (client, belief) and covariance (client, belief, belief) over the
@@ -35,8 +37,9 @@ def race(
     """Which beliefs of each client are left, and their mean log-likelihood over its looks.
 
     With probability at least 1 − error full scoring's k best continuations, and the best one of each hypothesis, use
-    only what is left. That is for the clients that stay: one that leaves takes with it what it was counted on for.
-    A client with several beliefs left has looked at all of its examples.
+    only what is left, and their weights beside the first's differ from its weights by `TOLERANCE` at most: by nothing
+    but rounding if clients with several beliefs left have looked at all of their examples. That is for the clients that
+    stay: one that leaves takes with it what it was counted on for.
     """  # (client, belief) bool, (client, belief)
     num_clients, num_beliefs = len(num_scored), int(belief_of.max()) + 1
     wanted = torch.ones(num_clients, num_beliefs, dtype=torch.bool)
@@ -59,7 +62,9 @@ def race(
             break
         here = present.nonzero()[:, 0]
         seen = (mean[here], covariance[here], num_looked[here], num_scored[here], scale[here])
-        wanted[here] = contenders(*seen, belief_of, log_weight, wanted[here], k, error / len(looks))
+        wanted[here], unsure = contenders(*seen, belief_of, log_weight, wanted[here], k, error / len(looks))
+        if unsure <= TOLERANCE:
+            break
     return wanted, mean
 
 
@@ -109,8 +114,10 @@ def contenders(
     wanted: Tensor,  # (client, belief) bool: what has not been dropped before
     k: int,
     error: float,
-) -> Tensor:
+) -> tuple[Tensor, float]:
     """Which beliefs may still be part of the k best continuations, or of the best of any hypothesis; the rest may not.
+
+    And how far the weights may be off if each hypothesis has only one continuation left; infinity if one has more.
 
     With probability at least 1 − error every difference of two beliefs' mean log-likelihoods lies within `slack` of
     what was seen (to the accuracy of Student's t for the mean of the examples' paired differences). If so, then for
@@ -118,10 +125,13 @@ def contenders(
     changing a client from its best cluster to its second costs at most `swap`. Using c instead of the best costs at
     least `low`, so it is out if k sums of swaps (the empty one first) are below that: k assignments are better. It is
     out too if k continuations of any hypotheses are better, whose totals are bounded against the first hypothesis.
+
+    If one continuation of each hypothesis is left, it is that of full scoring: which beliefs two of them differ by does
+    not hang on the draw, and what the clients' draws are off adds up as independent errors do.
     """  # (client, belief) bool
     num_clients, num_beliefs = mean.shape
-    # Two-sided, over all pairs of beliefs: which of them are compared depends on the draw.
-    comparisons = num_clients * max(num_beliefs * (num_beliefs - 1), 1)
+    # Two-sided, over all pairs of beliefs (which of them are compared depends on the draw) and of continuations.
+    comparisons = num_clients * max(num_beliefs * (num_beliefs - 1), 1) + 2 * (len(belief_of) - 1)
     quantile = torch.from_numpy(-scipy.special.stdtrit((num_looked - 1).clamp(min=1).numpy(), error / comparisons))
     left = (1 - num_looked / num_scored) / num_looked  # variance of the mean, without replacement
     variance, rows = covariance.diagonal(dim1=1, dim2=2), torch.arange(num_clients)[:, None]
@@ -133,7 +143,7 @@ def contenders(
         slack = slack.masked_fill((num_looked < 2)[:, None], math.inf).masked_fill(one == others, 0.0)
         return scale[:, None] * (mean[rows, one] - mean[rows, others]), scale[:, None] * slack  # (client, belief)
 
-    lows, own_limits, lowest, totals = [], [], [], []
+    lows, own_limits, lowest, totals, unsure_of = [], [], [], [], []
     first_best: Tensor | None = None
     for beliefs, weight in zip(belief_of, log_weight.tolist(), strict=True):
         able = wanted[:, beliefs]
@@ -149,13 +159,16 @@ def contenders(
         own_limits.append(sums[-1] if len(sums) == k else math.inf)
         lowest.append(float((behind - unsure + least).sum()) - weight)
         totals += [float((behind + unsure).sum()) - weight + extra for extra in sums]
+        unsure_of.append(float(unsure.square().sum().sqrt()))
     kth_total = sorted(totals)[k - 1] if len(totals) >= k else math.inf
     kept = torch.zeros_like(wanted)
     for beliefs, low, own_limit, total in zip(belief_of, lows, own_limits, lowest, strict=True):
         # What may be a hypothesis' best is never out: it may keep a place for its start.
         limit = min(own_limit, max(0.0, kth_total - total))
         kept[:, beliefs] |= low <= limit * (1 + ROUNDING) + ROUNDING
-    return kept & wanted
+    kept &= wanted
+    alone = bool((kept[:, belief_of].sum(2) == 1).all())
+    return kept, max(unsure_of) if alone else math.inf
 
 
 def _subset_sums(values: Tensor, k: int) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation_fixtures import advance, linear, run, simulator, tiny_federation
+from federation_fixtures import advance, by_story, linear, run, simulator, tiny_federation
 
 from bcfl.association import Branches
 from bcfl.engines.simulator import Participation, Simulator
@@ -16,6 +16,7 @@ from bcfl.experiment.store import state_tensors
 from bcfl.federation import Hypotheses
 from bcfl.methods import make_method
 from bcfl.models import FlatModel
+from bcfl.racing import TOLERANCE
 
 NAMES = ["bcfl-g", "bcfl-c-3", "bcfl-mh-3"]
 STAGES = (1, 3, 16)  # rounds after which groups are all alike, beginning to differ, and separated
@@ -63,15 +64,16 @@ def test_what_is_kept_is_what_full_scoring_keeps_at_the_stated_rate(name: str, d
         for index in range(100, 100 + NUM_DRAWS):
             expected, in_full, _ = associated(name, engine, state, index, 0.0)
             found, scored, spared = associated(name, engine, state, index, racing)
-            same = torch.equal(found.assignment, expected.assignment) and torch.equal(found.parent, expected.parent)
-            assert not same or torch.allclose(found.log_weight, expected.log_weight, rtol=0, atol=1e-9)
+            one, other = by_story(found), by_story(expected)
+            same = one.keys() == other.keys()
+            assert not same or one == pytest.approx(other, rel=0, abs=TOLERANCE if name == "bcfl-mh-3" else 1e-9)
             assert scored + spared == in_full
             wrong += not same
     assert wrong <= racing * len(STAGES) * NUM_DRAWS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least"), [("bcfl-g", 6.0), ("bcfl-c-3", 3.0), ("bcfl-mh-3", 2.0)])
+@pytest.mark.parametrize(("name", "least"), [("bcfl-g", 6.0), ("bcfl-c-3", 3.0), ("bcfl-mh-3", 3.0)])
 def test_separated_groups_need_few_scored_examples(name: str, least: float, digits: Digits) -> None:
     engine, states = digits
     work = [associated(name, engine, states[name][-1], index, 0.05)[1:] for index in range(200, 205)]

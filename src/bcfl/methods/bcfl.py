@@ -143,7 +143,7 @@ def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL) -> Tensor:
     """Scores that lead to the same hypotheses and weights as full ones, but for the probability `method.racing`.
 
     A belief that cannot be part of them is impossible. A client with one belief left shifts all weights alike: what its
-    looks told will do. Others have looked at all of their examples.
+    looks told will do. Others have looked at all of their examples, or at as many as the weights need.
     """  # (client, belief)
     models, most = state.models.mean, method.scoring_examples
     left, mean = race(
