@@ -31,13 +31,6 @@ def best_seconds(*operations: Callable[[], object], repeats: int) -> list[float]
     return best
 
 
-def processor_seconds(operation: Callable[[], object]) -> float:
-    """What all threads of this process have worked during the operation, in sum."""
-    start = time.process_time()
-    operation()
-    return time.process_time() - start
-
-
 def repeated(operation: Callable[[], object], times: int) -> Callable[[], None]:
     """The operation so many times in a row."""
 

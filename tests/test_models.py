@@ -67,6 +67,38 @@ def test_training_moves_the_vector_and_counters_start_afresh() -> None:
     assert int(model.module[1].num_batches_tracked) == 0
 
 
+def test_a_model_trains_where_it_lives_and_leaves_no_hand_on_it() -> None:
+    model = FlatModel(build(convolutional, 0))
+    own, end = model.vector.clone(), model.num_parameters
+    elsewhere = torch.cat([2 * own, torch.ones(3)])  # what follows is not the model's
+    before = elsewhere.clone()
+    model.seed(generator(0))
+    with model.living_in(elsewhere):
+        model.module.train()
+        model.module(images())  # statistics move
+        for _, gradient in model.gradients(model.module(images()).sum()):
+            model.parameters.add_(gradient)
+        assert torch.equal(model.vector, elsewhere[: len(own)])
+        assert int(model.module[1].num_batches_tracked) == 2
+    assert not torch.equal(elsewhere[:end], before[:end])
+    assert not torch.equal(elsewhere[end : len(own)], before[end : len(own)])
+    assert torch.equal(elsewhere[len(own) :], torch.ones(3))
+    assert torch.equal(model.vector, own)
+    given_away = elsewhere.clone()
+    model.load(3 * own)
+    model.module(images())
+    assert torch.equal(elsewhere, given_away)
+
+
+def test_a_model_comes_home_after_a_failure() -> None:
+    model = FlatModel(build(convolutional, 0))
+    own = model.vector
+    with pytest.raises(KeyboardInterrupt), model.living_in(torch.zeros_like(own)):
+        raise KeyboardInterrupt
+    assert model.vector is own
+    assert model.replaced() is None
+
+
 def test_gradients_are_views_of_one_vector() -> None:
     model = FlatModel(build(convolutional, 0).eval())
     plain = build(convolutional, 0).eval()

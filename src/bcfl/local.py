@@ -96,33 +96,29 @@ def fit(
     """
     num_parameters, num_examples = model.num_parameters, len(examples)
     num_steps = num_steps or training.local_steps
-    model.load(start)
-    model.seed(generator)
-    model.module.train()
-    mean = torch.empty_like(start)
-    parts = [len(model.vector), len(start) - len(model.vector)]  # the second is empty unless momentum travels along
-    evaluated, carried = mean.split(parts)
+    mean = start.clone()  # where the model lives from here on, and in the end the posterior's
+    carried = mean[len(model.vector) :]  # empty unless momentum travels along
     velocity = carried if len(carried) else torch.zeros(num_parameters)
     if momentum is not None:
         velocity.copy_(momentum)
-    elif len(carried):
-        velocity.copy_(start.split(parts)[1])
-    theta, prior_mean = model.parameters, prior.mean[:num_parameters]
+    prior_mean = prior.mean[:num_parameters]
     pull = proximal_pull(prior.precision[:num_parameters], num_examples, training)
     fisher = torch.zeros(num_parameters) if curvature and training.fisher == "batch" else None
 
-    for rows in batches(num_examples, training.batch_size, num_steps, generator):
-        x, y = examples.batch(rows)
-        for part, gradient in model.gradients(F.cross_entropy(model.module(x), y)):
-            if fisher is not None:
-                fisher[part].addcmul_(gradient, gradient, value=len(rows) / num_steps)
-            _descend(theta[part], velocity[part], gradient, training)
-            if pull is not None:
-                theta[part].lerp_(prior_mean[part], pull[part])
+    with model.living_in(mean):
+        model.seed(generator)
+        model.module.train()
+        for rows in batches(num_examples, training.batch_size, num_steps, generator):
+            x, y = examples.batch(rows)
+            for part, gradient in model.gradients(F.cross_entropy(model.module(x), y)):
+                if fisher is not None:
+                    fisher[part].addcmul_(gradient, gradient, value=len(rows) / num_steps)
+                _descend(mean[part], velocity[part], gradient, training)
+                if pull is not None:
+                    mean[part].lerp_(prior_mean[part], pull[part])
+        if curvature and fisher is None:
+            fisher = exact_fisher(model, examples, training.fisher_examples, generator)
 
-    if curvature and fisher is None:
-        fisher = exact_fisher(model, examples, training.fisher_examples, generator)
-    evaluated.copy_(model.vector)
     if fisher is None:
         return Gaussian(mean, torch.tensor(float(num_examples)).expand(len(mean))), velocity
     precision = torch.full_like(mean, num_examples)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from dataclasses import replace
@@ -494,9 +495,18 @@ def test_the_server_computes_in_one_thread_while_workers_do_and_gives_the_others
         torch.set_num_threads(before)
 
 
-def test_the_engine_can_be_closed_and_is_closed_by_with() -> None:
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_one_worker_is_the_caller_itself_and_more_are_threads(num_workers: int) -> None:
+    with simulator(num_workers=num_workers) as engine:
+        seen = set(engine.stream([lambda model: threading.get_ident()] * 8))
+        assert (seen == {threading.get_ident()}) == (num_workers == 1)
+        assert len(seen) <= num_workers
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_engine_can_be_closed_and_is_closed_by_with(num_workers: int) -> None:
     engine: Simulator
-    with simulator() as engine:
+    with simulator(num_workers=num_workers) as engine:
         pass
     with pytest.raises(RuntimeError, match="shutdown"):
         list(engine.stream([lambda model: None]))

@@ -1,4 +1,4 @@
-"""Persistent one-thread workers that play tasks side by side.
+"""Persistent one-thread workers that play tasks side by side; a single one is the caller itself.
 
 Workers are threads: torch lets go of the interpreter while it computes, so they scale like processes for real
 networks, and a model may be any callable of the user's, a lambda in a notebook included. One task runs in one worker
@@ -25,16 +25,22 @@ class Workers:
         self.count, self._make_model = count, make_model
         self._thread = threading.local()
         self._threads = ThreadPoolExecutor(count, "bcfl-worker", initializer=self._start)
+        # One worker shall keep one core busy, not a second one with what becomes of its results: no thread is started.
+        self._alone = make_model() if count == 1 else None
 
     def _start(self) -> None:
         torch.set_num_threads(1)
         self._thread.model = self._make_model()
 
     def close(self) -> None:
+        self._alone = None
         self._threads.shutdown(cancel_futures=True)
 
     def stream(self, tasks: Iterable[Callable[[FlatModel], T]]) -> Iterator[T]:
         """The results of the tasks, in their order; only a few are ever ahead, so that memory stays bounded."""
+        if self._alone is not None:
+            yield from (task(self._alone) for task in tasks)
+            return
         waiting: deque[Future[T]] = deque()
         for task in tasks:
             waiting.append(self._threads.submit(self._run, task))
