@@ -1,5 +1,6 @@
 """The simulator: the same bits for any number of workers, bounded memory, absent and broken clients, honest counts."""
 
+import math
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from bcfl import local
 from bcfl.data.arrays import from_arrays
-from bcfl.engines.client import continued_momentum
+from bcfl.engines.client import LARGEST, continued_momentum, is_usable
 from bcfl.engines.simulator import Participation, Simulator
 from bcfl.federation import Hypotheses, Jobs
 from bcfl.gaussian import Gaussian, flat
@@ -493,6 +494,21 @@ def test_the_server_computes_in_one_thread_while_workers_do_and_gives_the_others
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("value", "usable"),
+    [(0.0, True), (-LARGEST, True), (1.1 * LARGEST, False), (-1e30, False), (math.inf, False), (math.nan, False)],
+)
+def test_an_answer_is_usable_if_every_number_is_finite_and_within_bounds(value: float, usable: bool) -> None:
+    many = torch.full((100,), LARGEST / 2)  # whose squares' sum is beyond what a single one may be
+    for others in (torch.zeros(100), many):
+        mean = others.clone()
+        mean[37] = value
+        assert is_usable(Gaussian(mean, torch.ones(100))) == usable
+        assert is_usable(Gaussian(mean, torch.ones(()).expand(100))) == usable
+        if value >= 0:
+            assert is_usable(Gaussian(torch.ones(100), mean)) == usable
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
