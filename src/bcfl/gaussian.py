@@ -64,7 +64,7 @@ def distinct(values: Tensor) -> Tensor:
     return values
 
 
-def _blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same stretch of each of them: what is made of it on the way stays in the cache."""
     return zip(*(vector.split(BLOCK, -1) for vector in vectors), strict=True)
 
@@ -139,7 +139,7 @@ class Fusion:
         constant = precisions.numel() == 1  # as of averaging methods: for millions of numbers one is added
         if constant:
             self._everywhere += weight * precisions.item()
-        for shift, total, mean, precision, prior_mean, prior_precision in _blocks(
+        for shift, total, mean, precision, prior_mean, prior_precision in blocks(
             self._shift, self._precision, posterior.mean, posterior.precision, prior.mean, prior.precision
         ):
             if not constant:
@@ -158,7 +158,7 @@ class Fusion:
             self._shift.copy_(self._prior.mean)
             self._precision.copy_(self._prior.precision)
             return Gaussian(self._shift, self._precision)
-        for shift, precision, prior_mean in _blocks(self._shift, self._precision, self._prior.mean):
+        for shift, precision, prior_mean in blocks(self._shift, self._precision, self._prior.mean):
             if self._everywhere:
                 precision.add_(self._everywhere)
             precision.clamp_(min=0)  # rounding may leave exact's difference a hair below zero
@@ -201,7 +201,7 @@ class Merging:
             return
         self._total += weight
         share = weight / self._total
-        for mean, variance, own_mean, own_precision in _blocks(
+        for mean, variance, own_mean, own_precision in blocks(
             self._mean, self._variance, component.mean, component.precision
         ):
             step = own_mean - mean

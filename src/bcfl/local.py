@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from bcfl.functional import call
-from bcfl.gaussian import Gaussian, distinct
+from bcfl.gaussian import Gaussian, blocks, distinct
 from bcfl.models import LARGE, FlatModel
 
 CHUNK = 64  # examples per forward pass where no gradient is needed: more would fall out of the cache
@@ -144,7 +144,10 @@ def proximal_pull(precision: Tensor, num_examples: int | Tensor, training: Train
     if not bool(distinct(precision).max() > 0):  # any() would take five times as long
         return None
     scale = training.learning_rate / (1 - training.momentum) / num_examples
-    return 1 / (1 + 1 / (scale * precision))  # a/(1+a), also where the precision is 0 or infinite
+    pull = torch.empty_like(precision, memory_format=torch.contiguous_format)
+    for part, known in blocks(pull, precision):  # 1/(1 + 1/a) is a/(1+a), also where the precision is 0 or infinite
+        torch.mul(known, scale, out=part).reciprocal_().add_(1).reciprocal_()
+    return pull
 
 
 def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, generator: torch.Generator) -> Tensor:

@@ -15,7 +15,7 @@ from bcfl.inference import convolutions_of, is_watched
 from bcfl.randomness import stream_seed
 
 ModelFactory = Callable[[], nn.Module]
-LARGE = 1 << 18  # numbers: from here on a gradient is taken as autograd leaves it instead of being added into a vector
+LARGE = 1 << 18  # numbers: from here on a gradient is taken as autograd leaves it, so many at a time
 TOGETHER = 4  # models that are scored in one pass, where that is possible: more would fall out of the cache
 _GLOBAL_GENERATOR = threading.Lock()  # workers that start together must not mix up their draws
 _BUILT: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # the modules that factories have returned
@@ -119,7 +119,8 @@ class FlatModel:
     def gradients(self, loss: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The gradient of the loss, piece by piece with its place among the parameters; a piece lives until the next.
 
-        Zeroing a large gradient and adding to it costs as much as the optimiser step itself, so it is neither.
+        Zeroing a large gradient and adding to it costs as much as the optimiser step itself, so it is neither. And its
+        pieces are no larger than what stays in the cache while all is done that is to be done with it.
         """
         self.gradient.zero_()
         loss.backward()
@@ -127,7 +128,10 @@ class FlatModel:
             if isinstance(piece, nn.Parameter):
                 found = torch.zeros_like(piece) if piece.grad is None else piece.grad
                 piece.grad = None
-                yield place, _laid_out(found.to_dense() if found.is_sparse else found).reshape(-1)
+                first = place.start
+                for part in _laid_out(found.to_dense() if found.is_sparse else found).reshape(-1).split(LARGE):
+                    yield slice(first, first + len(part)), part
+                    first += len(part)
             else:
                 yield place, piece
 
