@@ -30,6 +30,7 @@ from measured import (
     with_clusters,
 )
 from reasons import Reason, reason_of
+from standing import in_short, shortfall
 from tables import show, table
 
 from bcfl.experiment.sweep import text_of, title_of
@@ -60,7 +61,13 @@ def page(
     for record in tested:
         if not is_drift(record):
             problems[problem_of(record)].append(record)
-    lines = [preface.strip(), ""]
+    rows_at = {
+        key: rows_of(with_clusters(own, key[2]))
+        for key in paper
+        for problem, own in problems.items()
+        if paper_key(problem, key[2]) == key
+    }
+    lines = [preface.strip(), "", *in_short(paper, rows_at)]
     known = {name for name, _, _ in paper}
     for problem, own in problems.items():
         if problem[0] not in known and any(record["result"]["method"] == "bcfl-auto" for record in own):
@@ -125,9 +132,9 @@ def below_paper(
         parts = []
         for key, title in MEASURES.items():
             theirs, ours = printed.get(row.method, {}).get(key), row.finals(key)
-            if theirs is None or round(fmean(ours), 2) >= theirs.value:
+            gap = 0.0 if theirs is None else shortfall(row, key, theirs)
+            if theirs is None or not gap:
                 continue
-            gap = theirs.value - fmean(ours)
             spread = f"our own is {stdev(ours):.2f}" if len(ours) > 1 else "one seed here has none"
             if theirs.deviation is None:
                 spread = f"the paper gives no standard deviation, {spread}"

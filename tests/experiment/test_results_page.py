@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from collect import WORK, compact, results_page, write_results
-from measured import client_work, holm, last_within, paired_p, paper_numbers, problem_of, rows_of
+from measured import Printed, client_work, holm, last_within, paired_p, paper_numbers, problem_of, rows_of
 from reasons import Reason, read_reasons
 from results_page import below_paper, defaults, equal_work, order_of_methods, page, published_budget, sensitivity
 from small_runs import small_config
+from standing import MISSED, NEAR, NOT_RUN, REACHED, STANDINGS, in_short
 from tables import show
 
 from bcfl.data.datasets import DIGITS_FIVE
@@ -80,6 +81,33 @@ def test_a_row_below_the_papers_says_by_how_much_and_why() -> None:
         "deviation, our own is 3.54); 2 seeds. It was raining.",
     ]
     assert below_paper("Here", rows_of([record("fedavg", [0.43])]), printed(), []) == []  # as high is not below
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "stands"),
+    [
+        ([0.60], REACHED),
+        ([0.49999], REACHED),  # 50.00, as it is printed; but see F1
+        ([0.58], NEAR),  # F1 29.00, by its deviation of 1 below
+        ([0.57], MISSED),
+        ([0.57, 0.60], NEAR),  # over two seeds
+        ([], NOT_RUN),
+    ],
+)
+def test_a_row_of_the_paper_stands_where_its_mean_over_seeds_does(accuracy: list[float], stands: str) -> None:
+    paper = {("here", "so", 4): {"bcfl-mh-3": {**printed()["bcfl-mh-3"]}}}
+    if accuracy == [0.49999]:
+        paper["here", "so", 4]["bcfl-mh-3"]["macro_f1"] = Printed(25.0, None)
+    rows = rows_of([record("bcfl-mh-3", [value], seed=seed) for seed, value in enumerate(accuracy)])
+    line = in_short(paper, {("here", "so", 4): rows})[-2]
+    assert line.split(" | ")[1 + STANDINGS.index(stands)].strip(" |") == "all 1"
+
+
+def test_the_nearest_of_several_settings_counts_and_without_a_deviation_nothing_is_near() -> None:
+    with_steps = {"settings": ["training.local_steps=20"]}
+    rows = rows_of([record("bcfl-mh-3", [0.2]), record("bcfl-mh-3", [0.7], **with_steps), record("fedavg", [0.425])])
+    *_, line, _ = in_short(PAPER, {("cifar10", "label(4,10,0.1)", 4): rows})
+    assert line == "| cifar10, label(4,10,0.1), K = 4 | bcfl-mh-3 |  | fedavg |  |"
 
 
 def test_a_reason_belongs_to_the_runs_about_which_it_was_written() -> None:
