@@ -404,6 +404,13 @@ def test_marginals_by_hand() -> None:
     np.testing.assert_allclose(marginals(STORIES, STORY_WEIGHT, 2).numpy(), expected, atol=1e-15)
 
 
+def test_co_association_has_all_digits_of_the_weights() -> None:
+    log_weight = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64).log()  # none of which float32 can hold
+    shared = co_association(torch.tensor([[0, 0, 1], [0, 1, 1], [0, 0, 0]]), log_weight)
+    expected = [[1.0, 0.8, 0.7], [0.8, 1.0, 0.9], [0.7, 0.9, 1.0]]
+    np.testing.assert_allclose(shared.numpy(), expected, rtol=0, atol=1e-15)
+
+
 def test_co_association_by_hand() -> None:
     expected = [[1.0, 0.7, 0.0], [0.7, 1.0, 0.3], [0.0, 0.3, 0.8]]
     np.testing.assert_allclose(co_association(STORIES, STORY_WEIGHT).numpy(), expected, atol=1e-15)

@@ -336,7 +336,7 @@ def co_association(assignment: Tensor, log_weight: Tensor) -> Tensor:
     _check_weighted(assignment, log_weight)
     shared = torch.zeros(assignment.shape[1], assignment.shape[1], dtype=torch.float64)
     for row, share in zip(assignment, log_weight.double().exp().tolist(), strict=True):
-        shared += share * ((row[:, None] == row) & (row >= 0))
+        shared += share * ((row[:, None] == row) & (row >= 0)).double()  # a float times a truth value is float32
     return shared  # (client, client)
 
 
