@@ -1,8 +1,8 @@
 """Scoring that stops when it knows: which models still need scoring after a look at some of the examples.
 
 Clients look at growing random parts of the examples that a full scoring would use. After each look a cluster that
-cannot, at a stated error probability, be part of any of the k best hypotheses is dropped. The race is over when only
-one continuation of each hypothesis is left and their weights are known well enough; otherwise the last look is at all
+cannot, at a stated error probability, be part of any of the k best hypotheses is dropped. The race is over when it is
+known what is kept, one continuation of each hypothesis, and its weight well enough; otherwise the last look is at all
 the rest, so that what is never dropped has been scored on every example, and on none twice.
 """
 
@@ -117,7 +117,8 @@ def contenders(
 ) -> tuple[Tensor, float]:
     """Which beliefs may still be part of the k best continuations, or of the best of any hypothesis; the rest may not.
 
-    And how far the weights may be off if each hypothesis has only one continuation left; infinity if one has more.
+    And how far the weights may be off if each hypothesis has only one continuation left and all of these are kept;
+    otherwise infinity.
 
     With probability at least 1 − error every difference of two beliefs' mean log-likelihoods lies within `slack` of
     what was seen (to the accuracy of Student's t for the mean of the examples' paired differences). If so, then for
@@ -167,7 +168,7 @@ def contenders(
         limit = min(own_limit, max(0.0, kth_total - total))
         kept[:, beliefs] |= low <= limit * (1 + ROUNDING) + ROUNDING
     kept &= wanted
-    alone = bool((kept[:, belief_of].sum(2) == 1).all())
+    alone = len(belief_of) <= k and bool((kept[:, belief_of].sum(2) == 1).all())
     return kept, max(unsure_of) if alone else math.inf
 
 
