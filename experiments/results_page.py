@@ -186,7 +186,7 @@ def order_of_methods(rows: Sequence[Row]) -> list[str]:
         for (a, b), gap, p in zip(pairs, gaps, holm([paired_p(gap) for gap in gaps]), strict=True):
             if p < LEVEL:
                 better, worse = (a, b) if fmean(gap) > 0 else (b, a)
-                sure.append(f"{better.label} > {worse.label} (p = {p:.3f})")
+                sure.append(f"{better.label} > {worse.label} ({f'p = {p:.3f}' if p >= 0.001 else 'p < 0.001'})")
         lines.append(f"- {title}: " + ("; ".join(sure) or f"no difference with p < {LEVEL}, no order is claimed") + ".")
     return lines
 
