@@ -132,8 +132,7 @@ def below_paper(
         parts = []
         for key, title in MEASURES.items():
             theirs, ours = printed.get(row.method, {}).get(key), row.finals(key)
-            gap = 0.0 if theirs is None else shortfall(row, key, theirs)
-            if theirs is None or not gap:
+            if theirs is None or not (gap := shortfall(row, key, theirs)):
                 continue
             spread = f"our own is {stdev(ours):.2f}" if len(ours) > 1 else "one seed here has none"
             if theirs.deviation is None:

@@ -77,9 +77,9 @@ class FlatModel:
 
         So that an answer of millions of numbers need not be copied out of the model.
         """
-        self._move_to(vector[: len(self.vector)])
-        self._restart_counters()
         try:
+            self._move_to(vector[: len(self.vector)])
+            self._restart_counters()
             yield
         finally:
             self._move_to(self._own)
@@ -123,6 +123,9 @@ class FlatModel:
         pieces are no larger than what stays in the cache while all is done that is to be done with it.
         """
         self.gradient.zero_()
+        for _, piece in self._pieces:  # of a training that was interrupted
+            if isinstance(piece, nn.Parameter):
+                piece.grad = None
         loss.backward()
         for place, piece in self._pieces:
             if isinstance(piece, nn.Parameter):

@@ -16,7 +16,7 @@ from torch import Tensor
 from bcfl.association import k_best_assignments
 
 FIRST_LOOK = 32  # examples on which every model is scored; each further look doubles what has been seen
-TOLERANCE = 0.01  # by how much a log-weight of full scoring may differ when a race stops before it
+TOLERANCE = 0.02  # by how much a log-weight may differ from full scoring's when a race stops before the last look
 ROUNDING = 1e-9  # by which costs that are equal may seem to differ
 
 # (client, belief) bool wanted, first, last -> mean (client, belief) and covariance (client, belief, belief) over the
@@ -33,13 +33,14 @@ def race(
     log_weight: Tensor,  # (hypothesis,)
     k: int,
     error: float,
+    tolerance: float = TOLERANCE,
 ) -> tuple[Tensor, Tensor]:
     """Which beliefs of each client are left, and their mean log-likelihood over its looks.
 
     With probability at least 1 − error full scoring's k best continuations, and the best one of each hypothesis, use
-    only what is left, and their weights beside the first's differ from its weights by `TOLERANCE` at most: by nothing
-    but rounding if clients with several beliefs left have looked at all of their examples. That is for the clients that
-    stay: one that leaves takes with it what it was counted on for.
+    only what is left, and their log-weights differ from its log-weights by `tolerance` at most: by nothing but rounding
+    if clients with several beliefs left have looked at all of their examples. That is for the clients that stay: one
+    that leaves takes with it what it was counted on for.
     """  # (client, belief) bool, (client, belief)
     num_clients, num_beliefs = len(num_scored), int(belief_of.max()) + 1
     wanted = torch.ones(num_clients, num_beliefs, dtype=torch.bool)
@@ -63,7 +64,7 @@ def race(
         here = present.nonzero()[:, 0]
         seen = (mean[here], covariance[here], num_looked[here], num_scored[here], scale[here])
         wanted[here], unsure = contenders(*seen, belief_of, log_weight, wanted[here], k, error / len(looks))
-        if unsure <= TOLERANCE:
+        if 2 * unsure <= tolerance:  # of any two hypotheses, and so when the weights sum to one
             break
     return wanted, mean
 
@@ -117,8 +118,8 @@ def contenders(
 ) -> tuple[Tensor, float]:
     """Which beliefs may still be part of the k best continuations, or of the best of any hypothesis; the rest may not.
 
-    And how far the weights may be off if each hypothesis has only one continuation left and all of these are kept;
-    otherwise infinity.
+    And how far the log-weights beside the first hypothesis' may be off if each hypothesis has only one continuation
+    left and all of these are kept; otherwise infinity.
 
     With probability at least 1 − error every difference of two beliefs' mean log-likelihoods lies within `slack` of
     what was seen (to the accuracy of Student's t for the mean of the examples' paired differences). If so, then for
@@ -129,19 +130,20 @@ def contenders(
 
     If one continuation of each hypothesis is left, it is that of full scoring: which beliefs two of them differ by does
     not hang on the draw, and what the clients' draws are off adds up as independent errors do.
-    """  # (client, belief) bool
+    """  # (client, belief) bool, number
     num_clients, num_beliefs = mean.shape
     # Two-sided, over all pairs of beliefs (which of them are compared depends on the draw) and of continuations.
     comparisons = num_clients * max(num_beliefs * (num_beliefs - 1), 1) + 2 * (len(belief_of) - 1)
     quantile = torch.from_numpy(-scipy.special.stdtrit((num_looked - 1).clamp(min=1).numpy(), error / comparisons))
     left = (1 - num_looked / num_scored) / num_looked  # variance of the mean, without replacement
+    unseen = (num_looked < 2) & (num_looked < num_scored)  # one example tells nothing of others, but all of itself
     variance, rows = covariance.diagonal(dim1=1, dim2=2), torch.arange(num_clients)[:, None]
 
     def gap_and_slack(one: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         """How much less likely the others seem than one belief of each client, and how far that may be off."""
         difference = variance[rows, one] + variance[rows, others] - 2 * covariance[rows, one, others]
         slack = quantile[:, None] * (difference.clamp(min=0) * left[:, None]).sqrt()
-        slack = slack.masked_fill((num_looked < 2)[:, None], math.inf).masked_fill(one == others, 0.0)
+        slack = slack.masked_fill(unseen[:, None], math.inf).masked_fill(one == others, 0.0)
         return scale[:, None] * (mean[rows, one] - mean[rows, others]), scale[:, None] * slack  # (client, belief)
 
     lows, own_limits, lowest, totals, unsure_of = [], [], [], [], []

@@ -507,7 +507,7 @@ def test_an_answer_is_usable_if_every_number_is_finite_and_within_bounds(value: 
         mean[37] = value
         assert is_usable(Gaussian(mean, torch.ones(100))) == usable
         assert is_usable(Gaussian(mean, torch.ones(()).expand(100))) == usable
-        if value >= 0:
+        if not value < 0:
             assert is_usable(Gaussian(torch.ones(100), mean)) == usable
 
 
@@ -520,9 +520,30 @@ def test_one_worker_is_the_caller_itself_and_more_are_threads(num_workers: int) 
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_the_caller_has_set_for_itself_does_not_reach_the_clients(num_workers: int) -> None:
+    def told(model: FlatModel) -> tuple[int, bool, bool]:
+        return torch.get_num_threads(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    with simulator(num_workers=num_workers) as engine:
+        torch.set_num_threads(2)
+        with torch.inference_mode():
+            assert list(engine.stream([told])) == [(1, True, False)]
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_engine_can_be_closed_and_is_closed_by_with(num_workers: int) -> None:
     engine: Simulator
     with simulator(num_workers=num_workers) as engine:
         pass
     with pytest.raises(RuntimeError, match="shutdown"):
         list(engine.stream([lambda model: None]))
+
+
+def test_an_engine_that_is_closed_amid_its_tasks_says_so() -> None:
+    engine = simulator(num_workers=1)
+    answers = engine.stream([lambda model: len(model.vector)] * 2)
+    assert next(answers) > 0
+    engine.close()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        next(answers)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """So many threads, each with a model of its own for its tasks to work with."""
+    """So many threads, or the caller itself, each with a model of its own for its tasks to work with."""
 
     def __init__(self, count: int, make_model: Callable[[], FlatModel]):
         self.count, self._make_model = count, make_model
@@ -38,8 +38,8 @@ class Workers:
 
     def stream(self, tasks: Iterable[Callable[[FlatModel], T]]) -> Iterator[T]:
         """The results of the tasks, in their order; only a few are ever ahead, so that memory stays bounded."""
-        if self._alone is not None:
-            yield from (task(self._alone) for task in tasks)
+        if self.count == 1:
+            yield from map(self._run_alone, tasks)
             return
         waiting: deque[Future[T]] = deque()
         for task in tasks:
@@ -51,3 +51,11 @@ class Workers:
 
     def _run(self, task: Callable[[FlatModel], T]) -> T:
         return task(self._thread.model)
+
+    def _run_alone(self, task: Callable[[FlatModel], T]) -> T:
+        if self._alone is None:
+            raise RuntimeError("cannot play tasks after shutdown")
+        # As in a fresh thread, whatever the caller has set for its own.
+        torch.set_num_threads(1)
+        with torch.inference_mode(False), torch.enable_grad():
+            return task(self._alone)

@@ -21,7 +21,7 @@ from bcfl.methods.training import (
     single_story,
     train_groups,
 )
-from bcfl.racing import race
+from bcfl.racing import TOLERANCE, race
 from bcfl.randomness import generator
 from bcfl.transition import Stay
 
@@ -140,7 +140,7 @@ class BCFL:
 
 
 def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL) -> Tensor:
-    """Scores that lead to the same hypotheses and weights as full ones, but for the probability `method.racing`.
+    """Scores that lead to the same hypotheses as full ones, and nearly the same weights, but for `method.racing`.
 
     A belief that cannot be part of them is impossible. A client with one belief left shifts all weights alike: what its
     looks told will do. Others have looked at all of their examples, or at as many as the weights need.
@@ -155,6 +155,7 @@ def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL) -> Tensor:
         state.log_weight,
         method.max_hypotheses,
         method.racing,
+        0.0 if method.min_weight else TOLERANCE,  # what is dropped by its weight must not hang on a nearly right one
     )
     return torch.where(left, mean * clients.num_examples[:, None], -torch.inf)
 
