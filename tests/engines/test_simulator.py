@@ -528,7 +528,6 @@ def test_what_the_caller_has_set_for_itself_does_not_reach_the_clients(num_worke
         torch.set_num_threads(2)
         with torch.inference_mode():
             assert list(engine.stream([told])) == [(1, True, False)]
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
