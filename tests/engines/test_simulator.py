@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -511,12 +512,52 @@ def test_an_answer_is_usable_if_every_number_is_finite_and_within_bounds(value: 
             assert is_usable(Gaussian(torch.ones(100), mean)) == usable
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_one_worker_is_the_caller_itself_and_more_are_threads(num_workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_the_caller_is_one_of_the_workers(num_workers: int) -> None:
+    together = threading.Barrier(num_workers)  # nobody gets on until each worker has a task
+
+    def worker(model: FlatModel) -> int:
+        together.wait(timeout=60)
+        return threading.get_ident()
+
     with simulator(num_workers=num_workers) as engine:
-        seen = set(engine.stream([lambda model: threading.get_ident()] * 8))
-        assert (seen == {threading.get_ident()}) == (num_workers == 1)
-        assert len(seen) <= num_workers
+        seen = set(engine.stream([worker] * num_workers))
+    assert threading.get_ident() in seen
+    assert len(seen) == num_workers
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_a_task_that_fails_does_so_in_its_turn_and_ends_the_stream(num_workers: int) -> None:
+    played = []
+
+    def task(i: int, model: FlatModel) -> int:
+        played.append(i)
+        if i == 2:
+            raise ValueError("task 2 cannot be done")
+        return i
+
+    with simulator(num_workers=num_workers) as engine:
+        answers = engine.stream(partial(task, i) for i in range(100))
+        assert [next(answers), next(answers)] == [0, 1]
+        with pytest.raises(ValueError, match="task 2"):
+            next(answers)
+    assert len(played) < 20
+
+
+def test_what_is_left_of_an_abandoned_stream_is_not_played() -> None:
+    played = []
+
+    def task(i: int, model: FlatModel) -> None:
+        played.append(i)
+        time.sleep(0.05)
+
+    with simulator(num_workers=2) as engine:
+        answers = engine.stream(partial(task, i) for i in range(10))
+        next(answers)
+        answers.close()
+        before = len(played)
+        list(engine.stream([lambda model: time.sleep(0.1)] * 4))  # what came before would be played before
+    assert len(played) <= before + 1  # one may have been taken and not yet begun
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

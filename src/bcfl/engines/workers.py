@@ -1,4 +1,4 @@
-"""Persistent one-thread workers that play tasks side by side; a single one is the caller itself.
+"""One-thread workers that play tasks side by side; the caller is one of them.
 
 Workers are threads: torch lets go of the interpreter while it computes, so they scale like processes for real
 networks, and a model may be any callable of the user's, a lambda in a notebook included. One task runs in one worker
@@ -9,7 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
@@ -18,44 +19,73 @@ from bcfl.models import FlatModel
 T = TypeVar("T")
 
 
+@dataclass
+class Offer(Generic[T]):
+    """A task for whoever is first to take it; to cancel its result is to take the task."""
+
+    task: Callable[[FlatModel], T]
+    result: Future[T]
+
+
 class Workers:
-    """So many threads, or the caller itself, each with a model of its own for its tasks to work with."""
+    """The caller and so many threads less one, each with a model of its own for its tasks to work with.
+
+    The caller plays tasks while it waits, and does with their results what it likes in between. A thread more, for the
+    caller alone, would take from the others' cores what those results cost, and the last of them would be late by it.
+    """
 
     def __init__(self, count: int, make_model: Callable[[], FlatModel]):
         self.count, self._make_model = count, make_model
+        self._own_model: FlatModel | None = make_model()
         self._thread = threading.local()
-        self._threads = ThreadPoolExecutor(count, "bcfl-worker", initializer=self._start)
-        # One worker shall keep one core busy, not a second one with what becomes of its results: no thread is started.
-        self._alone = make_model() if count == 1 else None
+        self._others = ThreadPoolExecutor(count - 1, "bcfl-worker", initializer=self._start) if count > 1 else None
 
     def _start(self) -> None:
         torch.set_num_threads(1)
         self._thread.model = self._make_model()
 
     def close(self) -> None:
-        self._alone = None
-        self._threads.shutdown(cancel_futures=True)
+        self._own_model = None
+        if self._others is not None:
+            self._others.shutdown(cancel_futures=True)
 
     def stream(self, tasks: Iterable[Callable[[FlatModel], T]]) -> Iterator[T]:
         """The results of the tasks, in their order; only a few are ever ahead, so that memory stays bounded."""
-        if self.count == 1:
-            yield from map(self._run_alone, tasks)
-            return
-        waiting: deque[Future[T]] = deque()
-        for task in tasks:
-            waiting.append(self._threads.submit(self._run, task))
-            if len(waiting) > 2 * self.count:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        offers: deque[Offer[T]] = deque()
+        try:
+            for task in tasks:
+                offers.append(self._offer(task))
+                if len(offers) > 2 * self.count:
+                    yield self._first_result(offers)
+            while offers:
+                yield self._first_result(offers)
+        finally:  # nobody wants what is left of an abandoned stream
+            for offer in offers:
+                offer.result.cancel()
 
-    def _run(self, task: Callable[[FlatModel], T]) -> T:
+    def _offer(self, task: Callable[[FlatModel], T]) -> Offer[T]:
+        return Offer(task, Future() if self._others is None else self._others.submit(self._play_there, task))
+
+    def _first_result(self, offers: deque[Offer[T]]) -> T:
+        while not offers[0].result.done():
+            taken = next((offer for offer in offers if offer.result.cancel()), None)
+            if taken is None:  # others are at work on all of them
+                break
+            taken.result = self._play_here(taken.task)
+        return offers.popleft().result.result()
+
+    def _play_there(self, task: Callable[[FlatModel], T]) -> T:
         return task(self._thread.model)
 
-    def _run_alone(self, task: Callable[[FlatModel], T]) -> T:
-        if self._alone is None:
+    def _play_here(self, task: Callable[[FlatModel], T]) -> Future[T]:
+        if self._own_model is None:
             raise RuntimeError("cannot play tasks after shutdown")
+        played: Future[T] = Future()
         # As in a fresh thread, whatever the caller has set for its own.
         torch.set_num_threads(1)
         with torch.inference_mode(False), torch.enable_grad():
-            return task(self._alone)
+            try:
+                played.set_result(task(self._own_model))
+            except Exception as error:  # raised when it is this task's turn
+                played.set_exception(error)
+        return played
