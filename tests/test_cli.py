@@ -406,6 +406,27 @@ def test_sweep_lists_and_runs_what_its_file_describes(own_folder: Path, capsys: 
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["done"] * 2
 
 
+def test_a_sweep_leaves_out_what_has_results_in_another_folder(
+    own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a.toml").write_text('[sweep]\nmethods = ["fedavg", "ifca"]\nseeds = [0, 1]\n')
+    arguments = ["sweep", "a.toml", *settings(), "--without", "results"]
+    assert call(arguments) == 2
+    assert "there is no folder results" in capsys.readouterr().err
+    Path("results").mkdir()
+    assert call([*arguments, "--dry-run"]) == 0
+    names = [Path(line.split()[-1]).name for line in capsys.readouterr().out.splitlines()]
+    assert len(names) == 4
+    for name in names[1:]:
+        Path("results", f"{name}.json").touch()
+    assert call([*arguments, "--quiet", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert (run["method"], run["seed"], Path(run["path"]).name) == ("fedavg", 0, names[0])
+    Path("results", f"{names[0]}.json").touch()
+    assert call(arguments) == 0
+    assert "nothing is left to run: all results are in results" in capsys.readouterr().out
+
+
 def test_a_dry_run_lists_data_that_are_absent(capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*DRY_RUN, "--set", "data.path=nowhere"]) == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"to"}

@@ -50,6 +50,7 @@ examples:
   bcfl sweep experiments/*.toml --dry-run
   bcfl sweep experiments/a.toml --set experiment.rounds=5 --out runs/short
   bcfl sweep experiments/a.toml --set experiment.seed=7   one seed instead of those that the file lists
+  bcfl sweep experiments/*.toml --without results          only what has not been collected there yet
 """
 LIST_EXAMPLES = """\
 examples:
@@ -204,6 +205,8 @@ def _fill_sweep(parser: _Parser) -> None:
     _add_settings(parser, "change one setting of all runs; if [sweep] varies it, only this value is run")
     _add_many(parser)
     parser.add_argument("--dry-run", action="store_true", help="only list the runs, and which of them are done")
+    collected = "leave out runs with results in this folder, where experiments/collect.py keeps those of other machines"
+    parser.add_argument("--without", type=_path, metavar="DIR", help=collected)
     _add_output(parser)
 
 

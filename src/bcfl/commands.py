@@ -26,6 +26,7 @@ from bcfl.experiment.sweep import (
     sweep,
     text_of,
     title_of,
+    without_results,
 )
 from bcfl.methods import METHODS
 from bcfl.models import MODELS
@@ -148,6 +149,9 @@ def compare(options: Namespace) -> int:
 
 def sweep_files(options: Namespace) -> int:
     runs = plan(expand(options.configs, options.overrides), options.out)
+    if options.without is not None and not (runs := without_results(runs, options.without)):
+        print(f"nothing is left to run: all results are in {options.without}")
+        return 0
     if options.dry_run:
         for run in runs:
             print("done" if run.complete else "to do", run.path)

@@ -149,6 +149,13 @@ def plan(configs: Iterable[Config], out: Path) -> list[Planned]:
     return list(planned.values())
 
 
+def without_results(runs: Iterable[Planned], folder: Path) -> list[Planned]:
+    """The runs of which the folder holds no result: one file each, by the run's name, as collect.py keeps them."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder} of results")
+    return [run for run in runs if not (folder / f"{run.path.name}.json").is_file()]
+
+
 def sweep(
     runs: Sequence[Planned],
     num_workers: int | None = None,
