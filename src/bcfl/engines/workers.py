@@ -67,7 +67,7 @@ class Workers:
         return Offer(task, Future() if self._others is None else self._others.submit(self._play_there, task))
 
     def _first_result(self, offers: deque[Offer[T]]) -> T:
-        while not offers[0].result.done():
+        while not (result := offers[0].result).done() or result.cancelled():  # the latter only by close()
             taken = next((offer for offer in offers if offer.result.cancel()), None)
             if taken is None:  # others are at work on all of them
                 break
