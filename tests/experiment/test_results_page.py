@@ -232,6 +232,19 @@ def test_a_method_without_clusters_stands_beside_every_k() -> None:
     assert "| fedavg | 30.00 | 30.00 (39.89 ± 0.18) |" in by_clusters
 
 
+def test_rows_of_another_k_are_told_to_be_below_the_papers_too() -> None:
+    runs = [record("bcfl-g", [0.7], settings=[f"method.num_clusters={k}"]) for k in (2, 4)]
+    problem = problem_of(runs[0])
+    numbers = {"accuracy": Printed(75.0, None), "macro_f1": Printed(30.0, None)}
+    paper = {("cifar10", "label(4,10,0.1)", k): {"bcfl-g": numbers} for k in (4, 2)}
+    reason = Reason(f"{', '.join(problem)}, K = 2", "bcfl-g", [0], "It was raining.")
+    lines = sensitivity(problem, runs, paper, [reason])
+    # The rows of K = 4, the first of the paper's, are told of in a section of their own.
+    assert [line for line in lines if line.startswith("Below")] == ["Below the paper's with K = 2:"]
+    assert lines[-2].startswith("- bcfl-g: accuracy 70.00 is 5.00 below the paper's 75.00 (")
+    assert lines[-2].endswith("1 seed. It was raining.")
+
+
 def test_a_further_setting_at_one_k_takes_no_place_of_another() -> None:
     runs = [record("bcfl-g", [k / 10], settings=[f"method.num_clusters={k}"]) for k in (2, 3, 4)]
     more = record("bcfl-g", [0.9], settings=["method.num_clusters=4", "training.local_steps=20"])

@@ -350,6 +350,14 @@ def test_settings_that_differ_tell_runs_apart() -> None:
     ]
 
 
+def test_a_setting_that_is_written_down_only_where_it_is_on_tells_runs_apart() -> None:
+    found = differences([
+        small_config(*overrides).as_dict()
+        for overrides in (["method.racing=0.01"], [], ["experiment.mixture=true"], ["method.name=fedavg"])
+    ])  # fmt: skip
+    assert found == [{"method.racing": 0.01}, {}, {"experiment.mixture": True}, {}]
+
+
 def test_summaries_are_gathered_by_method_and_settings() -> None:
     kinds = [("b", {}), ("a", {"x.y": 1}), ("a", {"x.y": 2})]
     summaries = [{"method": name, "settings": own, "seed": seed} for seed in (0, 1) for name, own in kinds]

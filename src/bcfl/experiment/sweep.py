@@ -10,6 +10,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -322,13 +323,16 @@ def differences(configs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[dict
         {f"{section}.{name}": value for section, values in config.items() for name, value in values.items()}
         for config in configs
     ]
-    seen: dict[tuple[str, str], set[str]] = {}
+    seen: dict[tuple[str, str], list[str]] = {}
     everywhere = ""  # stands for any method
     for own in flat:
         for key, value in own.items():
             method = own["method.name"] if key.startswith("method.") else everywhere
-            seen.setdefault((key, method), set()).add(json.dumps(value))
-    varied = {pair for pair, values in seen.items() if len(values) > 1 and pair[0] not in NOT_A_SETTING}
+            seen.setdefault((key, method), []).append(json.dumps(value))
+    num_runs = Counter({everywhere: len(flat)}) + Counter(own["method.name"] for own in flat)
+    # A setting that is off may not be written down at all: what only some runs have differs, too, and is told of those.
+    differs = {pair for pair, values in seen.items() if len(set(values)) > 1 or len(values) < num_runs[pair[1]]}
+    varied = {pair for pair in differs if pair[0] not in NOT_A_SETTING}
     return [
         {key: value for key, value in own.items() if {(key, own["method.name"]), (key, everywhere)} & varied}
         for own in flat
