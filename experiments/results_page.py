@@ -75,7 +75,7 @@ def page(
         clusters = main_clusters(problem, own, paper)
         lines += section(problem, clusters, rows_of(with_clusters(own, clusters)), paper, reasons)
     for problem, own in problems.items():
-        lines += sensitivity(problem, own, paper)
+        lines += sensitivity(problem, own, paper, reasons)
     lines += [*beyond(tested, predicted, newcomers), *defaults(studied)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -124,7 +124,11 @@ def _reached(row: Row, key: str, theirs: Printed | None) -> str:
 
 
 def below_paper(
-    problem: str, rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed]], reasons: Sequence[Reason]
+    problem: str,
+    rows: Sequence[Row],
+    printed: Mapping[str, Mapping[str, Printed]],
+    reasons: Sequence[Reason],
+    where: str = "",
 ) -> list[str]:
     """A sentence for each row that is below the paper's: by how much, whether that is within deviations, and why."""
     sentences = []
@@ -144,7 +148,7 @@ def below_paper(
         if parts:
             seeds = "1 seed" if len(row.runs) == 1 else f"{len(row.runs)} seeds"
             sentences.append(f"- {row.label}: {'; '.join(parts)}; {seeds}. {reason_of(problem, row, reasons)}")
-    return ["Below the paper's:", "", *sentences, ""] if sentences else []
+    return [f"Below the paper's{where}:", "", *sentences, ""] if sentences else []
 
 
 def published_budget(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed]]) -> list[str]:
@@ -227,15 +231,16 @@ def _at_budget(row: Row, budget: float) -> str:
     return f"{', '.join(values)} (round {rounds:.0f}{', all it ran' if unused else ''})"
 
 
-def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper) -> list[str]:
+def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper, reasons: Sequence[Reason] = ()) -> list[str]:
     """Accuracy and macro F1 by K, with the paper's in brackets, where more than one K was run."""
     counts = sorted({clusters for clusters in map(clusters_of, records) if clusters is not None})
     if len(counts) < 2:
         return []
-    lines = [f"## {', '.join(problem)}, by K", ""]
+    heading, rows = ", ".join(problem), rows_of(records)
+    lines = [f"## {heading}, by K", ""]
     for key, title in MEASURES.items():
         cells: dict[str, dict[int, str]] = defaultdict(dict)
-        for row in rows_of(records):
+        for row in rows:
             own, label = clusters_of(row.runs[0]), row.without("method.num_clusters").label
             for clusters in counts if own is None else [own]:
                 theirs = paper.get(paper_key(problem, clusters), {}).get(row.method, {}).get(key)
@@ -243,6 +248,12 @@ def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper) -> li
         lines += [f"{title[0].upper()}{title[1:]}, the paper's in brackets:", ""]
         shown = [[label, *(own.get(k, "") for k in counts)] for label, own in cells.items() if len(own) > 1]
         lines += [*table(["method", *(f"K = {clusters}" for clusters in counts)], shown), ""]
+    main = main_clusters(problem, records, paper)  # whose rows have a section of their own, with those without a K
+    for clusters in counts:
+        if clusters != main:
+            own = [row.without("method.num_clusters") for row in rows if clusters_of(row.runs[0]) == clusters]
+            printed = paper.get(paper_key(problem, clusters), {})
+            lines += below_paper(f"{heading}, K = {clusters}", own, printed, reasons, f" with K = {clusters}")
     return lines
 
 
