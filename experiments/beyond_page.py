@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from measured import Problem, Record, Row, problem_of, rows_of
+from measured import Paper, Problem, Record, Row, main_clusters, problem_of, rows_of, setting_of, with_clusters
 from tables import interval, show, table
 
 Predicted = Sequence[Mapping[str, Any]]  # what results/predictive/*.json hold
@@ -20,22 +20,23 @@ def is_drift(record: Record) -> bool:
     return "drift" in record["result"]
 
 
-def beyond(records: Sequence[Record], predicted: Predicted, newcomers: Predicted) -> list[str]:
+def beyond(records: Sequence[Record], paper: Paper, predicted: Predicted, newcomers: Predicted) -> list[str]:
     """All of it, in Markdown."""
     settled = [record for record in records if not is_drift(record)]
-    parts = [how_many(settled), drift([record for record in records if is_drift(record)])]
+    parts = [how_many(settled, paper), drift([record for record in records if is_drift(record)])]
     return [line for part in (*parts, uncertainty(predicted), placed(newcomers)) for line in part]
 
 
-def how_many(records: Iterable[Record]) -> list[str]:
-    """bcfl-auto, which is not told K, beside methods that are; work as a ratio to BCFL-G's."""
+def how_many(records: Iterable[Record], paper: Paper) -> list[str]:
+    """bcfl-auto, which is not told K, beside methods that are told the right one; work as a ratio to BCFL-G's."""
     problems: dict[Problem, list[Record]] = defaultdict(list)
     for record in records:
-        if record["result"]["method"] in (KNOWS_NOTHING, *BESIDE):
+        in_full = not setting_of(record, "method.racing")  # or scorings could not be compared
+        if in_full and record["result"]["method"] in (KNOWS_NOTHING, *BESIDE):
             problems[problem_of(record)].append(record)
     lines = []
     for problem, own in sorted(problems.items()):
-        rows = rows_of(own)
+        rows = rows_of(with_clusters(own, main_clusters(problem, own, paper)))
         if not any(row.method == KNOWS_NOTHING for row in rows):
             continue
         yardstick = next((row for row in rows if row.method == BESIDE[0]), None)

@@ -76,7 +76,7 @@ def page(
         lines += section(problem, clusters, rows_of(with_clusters(own, clusters)), paper, reasons)
     for problem, own in problems.items():
         lines += sensitivity(problem, own, paper, reasons)
-    lines += [*beyond(tested, predicted, newcomers), *defaults(studied)]
+    lines += [*beyond(tested, paper, predicted, newcomers), *defaults(studied)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beyond_page import how_many
 from collect import WORK, compact, results_page, write_results
 from measured import Printed, client_work, holm, last_within, paired_p, paper_numbers, problem_of, rows_of
 from reasons import Reason, read_reasons
@@ -318,6 +319,16 @@ def test_what_goes_beyond_the_paper_has_tables_of_its_own() -> None:
     )
     assert first + "| 1.50 | 0.00 | 2 | 2 |" in text
     assert "| digits, feature(2,2) | bcfl-g | 2.00 | 1.50 | 2 of 3 | 1.00 | 50.00 | 1 |" in text
+
+
+def test_bcfl_auto_stands_beside_methods_that_are_told_the_right_number_and_score_in_full() -> None:
+    told = [record("bcfl-g", [0.5], scored=20, seed=seed) for seed in (0, 1)]
+    wrong = record("bcfl-g", [0.4], scored=10, settings=["method.num_clusters=3"])
+    raced = record("bcfl-g", [0.5], scored=5, settings=["method.racing=0.01"])
+    beside = how_many([raced, wrong, *told, record("bcfl-auto", [0.5], scored=10)], PAPER)
+    assert [line.split(" | ")[1:3] + line.split(" | ")[7:] for line in beside[6:-1]] == [
+        ["bcfl-auto", "2 in 1 of 1", "0.50", "1", "1 |"], ["bcfl-g", "2 in 2 of 2", "1.00", "1", "2 |"]
+    ]  # fmt: skip
 
 
 def test_what_a_mixture_gains_stands_with_its_confidence_interval() -> None:
