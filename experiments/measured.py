@@ -23,10 +23,8 @@ SCORED = 1 / 3  # what scoring an example costs of training on it: a forward pas
 BYTES = {"parameters_down": 4, "parameters_up": 4, "scalars_up": 8}  # of a number sent
 PUBLISHED_SPLIT = "label(4,10,0.1), the published split"
 OWN_SPLITS = "label(4,10,0.1), our own splits (one per seed)"
-TOLD = {
-    "method.fusion": BCFL.fusion,
-    "method.racing": BCFL.racing,
-}  # settings that are told wherever they are another than this
+# Settings that are told wherever they are another than this.
+TOLD = {"method.fusion": BCFL.fusion, "method.racing": BCFL.racing}
 MEASURES = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 
 
