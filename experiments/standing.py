@@ -9,7 +9,8 @@ from tables import table
 REACHED, NEAR, MISSED, NOT_RUN = STANDINGS = ("at or above it", "within its deviation", "below it", "not run")
 SUMMARY = (
     "Accuracy and macro F1 both have to be at or above the paper's, or below it by no more than its standard "
-    "deviation. A method that was run with several settings counts once, with the row that comes nearest."
+    "deviation. A method that was run with several settings counts once: with the row of most seeds, of several "
+    "such with the one that comes nearest."
 )
 
 
@@ -32,7 +33,8 @@ def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]
         rows = list(rows_at.get(key, ()))
         found: dict[str, list[str]] = {name: [] for name in STANDINGS}
         for method, printed in methods.items():
-            own = [standing(row, printed) for row in rows if row.method == method]
+            runs_of = [len(row.runs) for row in rows if row.method == method]
+            own = [standing(row, printed) for row in rows if row.method == method and len(row.runs) == max(runs_of)]
             found[min(own, key=STANDINGS.index, default=NOT_RUN)].append(method)
         cells = [f"all {len(own)}" if len(own) == len(methods) else ", ".join(own) for own in found.values()]
         name, split, clusters = key

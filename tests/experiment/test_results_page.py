@@ -113,6 +113,13 @@ def test_the_nearest_of_several_settings_counts_and_without_a_deviation_nothing_
     assert line == "| cifar10, label(4,10,0.1), K = 4 | bcfl-mh-3 |  | fedavg |  |"
 
 
+def test_a_lucky_seed_with_other_settings_takes_no_place_of_several_seeds() -> None:
+    seeds = [record("fedavg", [0.1], seed=seed) for seed in (0, 1)]
+    rows = rows_of([*seeds, record("fedavg", [0.9], settings=["training.local_steps=20"])])
+    *_, line, _ = in_short(PAPER, {("cifar10", "label(4,10,0.1)", 4): rows})
+    assert line == "| cifar10, label(4,10,0.1), K = 4 |  |  | fedavg | bcfl-mh-3 |"
+
+
 def test_a_reason_belongs_to_the_runs_about_which_it_was_written() -> None:
     reason = Reason("Here", "bcfl-g", [0], "It was raining.", {"training.local_steps": 20})
     more = record("bcfl-g", [0.1], settings=["training.local_steps=20"])
