@@ -33,8 +33,9 @@ def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]
         rows = list(rows_at.get(key, ()))
         found: dict[str, list[str]] = {name: [] for name in STANDINGS}
         for method, printed in methods.items():
-            runs_of = [len(row.runs) for row in rows if row.method == method]
-            own = [standing(row, printed) for row in rows if row.method == method and len(row.runs) == max(runs_of)]
+            tried = [row for row in rows if row.method == method]
+            most = max((len(row.runs) for row in tried), default=0)
+            own = [standing(row, printed) for row in tried if len(row.runs) == most]
             found[min(own, key=STANDINGS.index, default=NOT_RUN)].append(method)
         cells = [f"all {len(own)}" if len(own) == len(methods) else ", ".join(own) for own in found.values()]
         name, split, clusters = key
