@@ -38,7 +38,7 @@ lint: $(CHECKED) ## ruff: style and format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: $(CHECKED) ## mypy, strict on src
+types: $(CHECKED) ## mypy, strict on all but the tests
 	$(BIN)/mypy
 
 bench: $(CHECKED) ## the speed and memory figures, as ratios measured in one run; writes benchmarks/results.json

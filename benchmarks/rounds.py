@@ -29,13 +29,13 @@ JOB_SCORING = 32  # scoring examples where trainings are compared: scores say wh
 
 def rows() -> list[Row]:
     # Nets and methods are visited twice, far apart: the machine may be busy elsewhere for longer than a visit takes.
-    first = _visit_all()
+    early_nets, early_methods = _visit_all()
     others = [*saved_scoring(), *many_clients(TINY), *scaling(TINY)]
-    second = _visit_all()
-    net_visits, method_visits = zip(first, second, strict=True)
-    visits_of = dict(zip(NETS, zip(*net_visits, strict=True), strict=True))
-    nets = [figure for net, visits in visits_of.items() for figure in engine(net, visits, TARGETS[net.name])]
-    return [*nets, *methods(NETS[0], method_visits), *others]
+    late_nets, late_methods = _visit_all()
+    figures = []
+    for net, early, late in zip(NETS, early_nets, late_nets, strict=True):
+        figures += engine(net, (early, late), TARGETS[net.name])
+    return [*figures, *methods(NETS[0], (early_methods, late_methods)), *others]
 
 
 def _visit_all() -> "tuple[list[Visit], MethodsVisit]":
@@ -64,7 +64,8 @@ def visit(net: Workload, repeats: int) -> Visit:
         operations = (round_of(FedAvg(), many)[0], round_of(FedAvg(), one)[0], bare, bare_alone)
         for loop in (bare, bare_alone):
             loop()  # the engines have played a round by now, too
-        return Visit(*best_seconds(*operations, repeats=repeats), repeats)
+        ours, alone, yardstick, yardstick_alone = best_seconds(*operations, repeats=repeats)
+    return Visit(ours, alone, yardstick, yardstick_alone, repeats)
 
 
 def engine(net: Workload, visits: Sequence[Visit], target: float) -> list[Row]:
@@ -100,11 +101,10 @@ class MethodsVisit(NamedTuple):
 
 def visit_methods(net: Workload, num_rounds: int = 3, scoring: int = 320, repeats: int = 4) -> MethodsVisit:
     with net.simulator(NUM_WORKERS) as simulator:
-        group = net.data().group
         greedy = _bcfl(net, "greedy", scoring)
-        state = with_known_groups(greedy, simulator, group, num_rounds)
+        state = with_known_groups(greedy, simulator, net.group, num_rounds)
         found, _ = greedy.round(state, simulator.begin(num_rounds + 1))
-        at_home = int((found.assignment[0] == group).sum())
+        at_home = int((found.assignment[0] == net.group).sum())
 
         def from_there(method: BCFL) -> Callable[[], object]:
             return lambda: method.round(state, simulator.begin(num_rounds + 1))
@@ -115,9 +115,9 @@ def visit_methods(net: Workload, num_rounds: int = 3, scoring: int = 320, repeat
             from_there(_bcfl(net, "greedy", scoring, racing=RACING)),
             from_there(_bcfl(net, "consensus", scoring)),
         )
-        seconds = best_seconds(*operations, repeats=repeats)
-        per_job, trainings = _per_job(net, simulator, state, num_rounds + 1, repeats)
-    return MethodsVisit(*seconds, *per_job, repeats, at_home, scoring, trainings)
+        average, full, raced, merged = best_seconds(*operations, repeats=repeats)
+        (greedy_job, multi_job), trainings = _per_job(net, simulator, state, num_rounds + 1, repeats)
+    return MethodsVisit(average, full, raced, merged, greedy_job, multi_job, repeats, at_home, scoring, trainings)
 
 
 def methods(net: Workload, visits: Sequence[MethodsVisit]) -> list[Row]:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from bcfl.association import Branches
 from bcfl.data.arrays import from_arrays
@@ -38,6 +39,11 @@ class Workload:
     num_classes: int = 10
     training: Training = field(default_factory=lambda: Training(learning_rate=0.005))  # the paper's
 
+    @property
+    def group(self) -> Tensor:
+        """Every client's, by turns."""  # (client,)
+        return torch.arange(self.num_clients) % self.num_groups
+
     def data(self) -> FederatedData:
         """Clients whose groups call the same kinds of input by different labels: trained beliefs tell them apart.
 
@@ -49,10 +55,9 @@ class Workload:
         x = kinds[kind] + torch.randn(len(kind), *self.shape, generator=draws)
         y = (kind + torch.arange(len(kind)) // self.num_examples) % self.num_classes
         own = torch.arange(len(kind)).split(self.num_examples)
-        group = torch.arange(self.num_clients) % self.num_groups
         nothing = torch.empty(0, dtype=torch.int64)
-        held, tested = tuple(own[g] for g in group), (nothing,) * self.num_clients
-        return FederatedData(x, y, x[:1], y[:1], held, tested, group, self.num_classes, 0, "made up")
+        held, tested = tuple(own[g] for g in self.group), (nothing,) * self.num_clients
+        return FederatedData(x, y, x[:1], y[:1], held, tested, self.group, self.num_classes, 0, "made up")
 
     def simulator(self, num_workers: int) -> Simulator:
         keep_freed_memory(self.factory)  # before there are data, as in a run
@@ -125,7 +130,7 @@ class BareLoop:
 
     def _module(self) -> nn.Module:
         module = build(self._workload.factory, SEED, "bare")
-        return module.to(memory_format=torch.channels_last) if self._images else module
+        return convert_conv2d_weight_memory_format(module, torch.channels_last) if self._images else module
 
     def _start_worker(self) -> None:
         torch.set_num_threads(1)

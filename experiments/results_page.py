@@ -251,9 +251,9 @@ def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper, reaso
     main = main_clusters(problem, records, paper)  # whose rows have a section of their own, with those without a K
     for clusters in counts:
         if clusters != main:
-            own = [row.without("method.num_clusters") for row in rows if clusters_of(row.runs[0]) == clusters]
+            of_count = [row.without("method.num_clusters") for row in rows if clusters_of(row.runs[0]) == clusters]
             printed = paper.get(paper_key(problem, clusters), {})
-            lines += below_paper(f"{heading}, K = {clusters}", own, printed, reasons, f" with K = {clusters}")
+            lines += below_paper(f"{heading}, K = {clusters}", of_count, printed, reasons, f" with K = {clusters}")
     return lines
 
 
