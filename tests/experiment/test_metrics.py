@@ -115,3 +115,13 @@ def test_the_summary_of_a_drift() -> None:
     lost = follow_drift(PLACED[:6], GROUP[:6])
     assert (lost["found_again"], lost["rounds_until_found"]) == (1, None)
     assert follow_drift(PLACED[:4], GROUP[:4]) is None
+
+
+def test_where_nobody_is_told_apart_no_drift_is_followed() -> None:
+    one_model = torch.zeros_like(PLACED)
+    one_model[:3, 2] = -1  # a newcomer is nowhere yet, which is no second cluster
+    assert follow_drift(one_model, GROUP) is None
+    assert follow_drift(torch.arange(6).expand_as(PLACED), GROUP) is None  # one for each
+    late = torch.zeros_like(PLACED)
+    late[6:] = PLACED[6:]  # bcfl-auto may split its first cluster after the change
+    assert follow_drift(late, GROUP) is not None

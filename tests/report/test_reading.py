@@ -226,8 +226,9 @@ def test_drift_is_measured_as_far_as_the_run_has_got(tmp_path: Path, made_up: Ma
     assert read_run(made_up("plain")).drift is None
 
 
-def test_the_reader_measures_drift_as_the_run_does(tmp_path: Path) -> None:
-    settings = ["experiment.rounds=4", "data.partition='feature(4,2)'", "data.drift_round=3", "method.stay=0.9"]
+@pytest.mark.parametrize("method", ["method.stay=0.9", "method.name=bcfl-auto"])
+def test_the_reader_measures_drift_as_the_run_does(tmp_path: Path, method: str) -> None:
+    settings = ["experiment.rounds=14", "data.partition='feature(4,2)'", "data.drift_round=12", method]
     result = start(load_config(None, settings), tmp_path / "run", num_workers=1)
     assert result.drift is not None
     assert read_run(tmp_path / "run").drift == result.drift == load_result(tmp_path / "run").drift

@@ -107,10 +107,12 @@ def rounds_until_associated(assignment: Tensor, group: Tensor) -> dict[int, int 
 def follow_drift(assignment: Tensor, group: Tensor) -> dict[str, Any] | None:
     """What there is to say of a run, both (round, client), in which true groups change; None where none does.
 
-    The median counts those that were never found as later than all others; it is None if they are the most.
+    None, too, where clients were never told apart, or all of them always: nobody could be lost or found. The median
+    counts those that were never found as later than all others; it is None if they are the most.
     """
     found = rounds_until_associated(assignment, group)
-    if not found:
+    num_clusters = [len(clusters[clusters >= 0].unique()) for clusters in assignment]
+    if not found or max(num_clusters) <= 1 or min(num_clusters) == assignment.shape[1] > 2:
         return None
     median = statistics.median([math.inf if count is None else count for count in found.values()])
     return {

@@ -298,7 +298,7 @@ def _placed(folder: RunFolder) -> list[Tensor]:
 def _drift(config: Config, placed: Sequence[Tensor], groups: Sequence[Tensor | None]) -> dict[str, Any] | None:
     """How the run followed a change of the true groups; None without one, or where there is nothing to associate."""
     known = [group for group in groups if group is not None]
-    if config.data.drift_round is None or len(known) < len(groups) or config.method.get("num_clusters", 1) == 1:
+    if config.data.drift_round is None or len(known) < len(groups):
         return None
     return follow_drift(torch.stack(list(placed)), torch.stack(known))
 

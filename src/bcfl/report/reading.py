@@ -74,7 +74,7 @@ class Run:
     @cached_property
     def drift(self) -> dict[str, Any] | None:
         """How changes of the true groups were followed so far; None without any, or with nothing to associate."""
-        if self.manifest.get("drift") is None or self.groups is None or not self.clusters_clients:
+        if self.manifest.get("drift") is None or self.groups is None or not self.stories:
             return None
         return follow_drift(self.placed, torch.from_numpy(self.groups))
 
