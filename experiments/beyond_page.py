@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from measured import Paper, Problem, Record, Row, main_clusters, problem_of, rows_of, setting_of, with_clusters
+from measured import Paper, Record, Row, by_problem, main_clusters, rows_of, setting_of, with_clusters
 from tables import interval, show, table
 
 Predicted = Sequence[Mapping[str, Any]]  # what results/predictive/*.json hold
@@ -17,7 +17,7 @@ TEMPERATURE = "n^0"  # the default: likelihoods as they are
 
 
 def is_drift(record: Record) -> bool:
-    return "drift" in record["result"]
+    return record["config"]["data"].get("drift_round") is not None
 
 
 def beyond(records: Sequence[Record], paper: Paper, predicted: Predicted, newcomers: Predicted) -> list[str]:
@@ -29,18 +29,15 @@ def beyond(records: Sequence[Record], paper: Paper, predicted: Predicted, newcom
 
 def how_many(records: Iterable[Record], paper: Paper) -> list[str]:
     """bcfl-auto, which is not told K, beside methods that are told the right one; work as a ratio to BCFL-G's."""
-    problems: dict[Problem, list[Record]] = defaultdict(list)
-    for record in records:
-        in_full = not setting_of(record, "method.racing")  # or scorings could not be compared
-        if in_full and record["result"]["method"] in (KNOWS_NOTHING, *BESIDE):
-            problems[problem_of(record)].append(record)
+    shown = (KNOWS_NOTHING, *BESIDE)
+    in_full = [record for record in records if not setting_of(record, "method.racing")]  # or scorings do not compare
     lines = []
-    for problem, own in sorted(problems.items()):
+    for problem, own in sorted(by_problem(one for one in in_full if one["result"]["method"] in shown).items()):
         rows = rows_of(with_clusters(own, main_clusters(problem, own, paper)))
         if not any(row.method == KNOWS_NOTHING for row in rows):
             continue
         yardstick = next((row for row in rows if row.method == BESIDE[0]), None)
-        for row in sorted(rows, key=lambda row: (KNOWS_NOTHING, *BESIDE).index(row.method)):
+        for row in sorted(rows, key=lambda row: shown.index(row.method)):
             lines.append([", ".join(problem), row.label, _numbers_found(row), show(row.finals("ari"))])
             lines[-1] += [show(row.finals(key)) for key in ("accuracy", "macro_f1")]
             lines[-1] += [_ratio(row, yardstick, key) for key in ("local_steps", "scored_examples")]
@@ -64,11 +61,8 @@ def _ratio(row: Row, yardstick: Row | None, key: str) -> str:
 
 def drift(records: Iterable[Record]) -> list[str]:
     """Clients that change group in mid-run, with and without a memory."""
-    problems: dict[Problem, list[Record]] = defaultdict(list)
-    for record in records:
-        problems[problem_of(record)].append(record)
     lines = []
-    for problem, own in sorted(problems.items()):
+    for problem, own in sorted(by_problem(one for one in records if "drift" in one["result"]).items()):
         for row in sorted(rows_of(own), key=lambda row: row.label):
             told = [run["result"]["drift"] for run in row.runs]
             rounds = [run["rounds_until_found"] for run in told if run["rounds_until_found"] is not None]

@@ -72,9 +72,12 @@ class Row:
         return [100 * value for value in found] if key in MEASURES else found
 
     def lately(self, key: str, rounds: int = 10) -> list[float]:
-        """In percent, the mean over the last rounds: a single last one may be a lucky or an unlucky one."""  # (seed,)
-        ends = [[value for value in run["by_round"][key][-rounds:] if value is not None] for run in self.runs]
-        return [100 * fmean(values) for values in ends]
+        """In percent, the mean over the last rounds: a single last one may be a lucky or an unlucky one.
+
+        Nothing where not all of them were tested.
+        """  # (seed,)
+        ends = [run["by_round"][key][-rounds:] for run in self.runs]
+        return [] if any(None in values for values in ends) else [100 * fmean(values) for values in ends]
 
     def by_seed(self, key: str) -> dict[int, float]:
         return {run["result"]["seed"]: 100 * run["result"][key] for run in self.runs}
@@ -117,6 +120,14 @@ def problem_of(record: Record) -> Problem:
         published = Path(data["partition_file"]).as_posix().endswith(f"experiments/splits/{data['name']}.npz")
         split = PUBLISHED_SPLIT if published else f"the split in {Path(data['partition_file']).name}"
     return name, split
+
+
+def by_problem(records: Iterable[Record]) -> dict[Problem, list[Record]]:
+    """The runs of each problem, in the order in which problems first come."""
+    problems: dict[Problem, list[Record]] = defaultdict(list)
+    for record in records:
+        problems[problem_of(record)].append(record)
+    return dict(problems)
 
 
 def clusters_of(record: Record) -> int | None:

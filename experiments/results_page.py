@@ -16,6 +16,7 @@ from measured import (
     Problem,
     Record,
     Row,
+    by_problem,
     client_work,
     clusters_of,
     holm,
@@ -25,7 +26,6 @@ from measured import (
     paired_p,
     paper_key,
     paper_numbers,
-    problem_of,
     rows_of,
     with_clusters,
 )
@@ -57,10 +57,7 @@ def page(
     paper = paper_numbers(paper_rows)
     tested = [record for record in records if not record["config"]["data"]["validation"]]
     studied = [record for record in records if record["config"]["data"]["validation"]]
-    problems: dict[Problem, list[Record]] = defaultdict(list)
-    for record in tested:
-        if not is_drift(record):
-            problems[problem_of(record)].append(record)
+    problems = by_problem(record for record in tested if not is_drift(record))
     rows_at = {
         key: rows_of(with_clusters(own, key[2]))
         for key in paper
@@ -105,12 +102,12 @@ def equal_rounds(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed
     columns += [f"paper's {title} first reached" for title in MEASURES.values()] if printed else []
     lines = []
     for row in rows:
-        theirs, ari = printed.get(row.method, {}), row.finals("ari")
+        theirs, ari, lately = printed.get(row.method, {}), row.finals("ari"), row.lately("accuracy")
         cells = [row.label]
         for key in MEASURES:
             cells += [show(row.finals(key)), *([str(theirs.get(key, ""))] if printed else [])]
         steps = row.spent("local_steps")[-1] / row.runs[0]["result"]["rounds"]
-        cells += [show(ari) if ari else "", show(row.lately("accuracy")), f"{steps:.1f}", str(len(row.runs))]
+        cells += [show(ari) if ari else "", show(lately) if lately else "", f"{steps:.1f}", str(len(row.runs))]
         cells += [_reached(row, key, theirs.get(key)) for key in MEASURES] if printed else []
         lines.append(cells)
     return table(columns, lines)
@@ -259,9 +256,7 @@ def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper, reaso
 
 def defaults(records: Sequence[Record]) -> list[str]:
     """The studies behind the default settings: one table for each data set and method, the default in bold."""
-    problems: dict[Problem, list[Record]] = defaultdict(list)
-    for record in records:
-        problems[problem_of(record)].append(record)
+    problems = by_problem(records)
     lines = ["## Defaults, chosen on validation data", "", STUDIES, ""] if problems else []
     for problem, own in problems.items():
         rows_by_method: dict[str, list[Row]] = defaultdict(list)

@@ -110,14 +110,20 @@ def test_the_nearest_of_several_settings_counts_and_without_a_deviation_nothing_
     with_steps = {"settings": ["training.local_steps=20"]}
     rows = rows_of([record("bcfl-mh-3", [0.2]), record("bcfl-mh-3", [0.7], **with_steps), record("fedavg", [0.425])])
     *_, line, _ = in_short(PAPER, {("cifar10", "label(4,10,0.1)", 4): rows})
-    assert line == "| cifar10, label(4,10,0.1), K = 4 | bcfl-mh-3 |  | fedavg |  |"
+    named = "bcfl-mh-3 (local_steps 20, rounds 1) |  | fedavg (rounds 1)"  # the work that is not as the paper states
+    assert line == f"| cifar10, label(4,10,0.1), K = 4 | {named} |  |"
 
 
 def test_a_lucky_seed_with_other_settings_takes_no_place_of_several_seeds() -> None:
     seeds = [record("fedavg", [0.1], seed=seed) for seed in (0, 1)]
     rows = rows_of([*seeds, record("fedavg", [0.9], settings=["training.local_steps=20"])])
     *_, line, _ = in_short(PAPER, {("cifar10", "label(4,10,0.1)", 4): rows})
-    assert line == "| cifar10, label(4,10,0.1), K = 4 |  |  | fedavg | bcfl-mh-3 |"
+    assert line == "| cifar10, label(4,10,0.1), K = 4 |  |  | fedavg (rounds 1) | bcfl-mh-3 |"
+
+
+def test_a_mean_of_the_last_rounds_is_told_only_where_all_of_them_were_tested() -> None:
+    assert rows_of([record("fedavg", [0.9, 0.2, 0.4])])[0].lately("accuracy", 2) == [pytest.approx(30.0)]
+    assert rows_of([record("fedavg", [0.2, None, 0.4])])[0].lately("accuracy", 2) == []
 
 
 def test_a_reason_belongs_to_the_runs_about_which_it_was_written() -> None:
@@ -319,7 +325,8 @@ def test_what_goes_beyond_the_paper_has_tables_of_its_own() -> None:
     told = record("bcfl-g", [0.5, 0.7], scored=20, settings=digits)
     moving = record("bcfl-g", [0.4, 0.5], settings=[*digits, "data.drift_round=2"])
     moving["result"]["drift"] = {"false_switches": 0.02, "changed": 3, "found_again": 2, "rounds_until_found": 1.5}
-    text = page([*auto, told, moving], [], [], "")
+    together = record("fedavg", [0.3, 0.4], settings=[*digits, "data.drift_round=2"])  # has nobody to follow
+    text = page([*auto, told, moving, together], [], [], "")
     assert text.startswith("\n\n## Beyond the paper: how many clusters")  # no section as of the paper's problems
     first = (
         "| digits, feature(2,2) | bcfl-auto | 2 in 1 of 2, 3 in 1 of 2 | 1.00 ± 0.00 | 70.00 ± 14.14 | 35.00 ± 7.07 "
