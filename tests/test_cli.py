@@ -20,6 +20,7 @@ from bcfl.data.datasets import DATASETS
 from bcfl.data.manifest import save_partition
 from bcfl.experiment.config import load_config
 from bcfl.experiment.problem import load_data
+from bcfl.experiment.reference import all_settings
 from bcfl.experiment.run import start
 from bcfl.experiment.store import RunFolder
 from bcfl.methods import METHODS
@@ -476,7 +477,10 @@ def test_a_sweep_names_what_varies(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(Path(run["path"], "result.json").is_file() for run in shown)
 
 
-@pytest.mark.parametrize(("what", "things"), [("methods", METHODS), ("datasets", DATASETS), ("models", MODELS)])
+@pytest.mark.parametrize(
+    ("what", "things"),
+    [("methods", METHODS), ("datasets", DATASETS), ("models", MODELS), ("settings", all_settings())],
+)
 def test_list_names_everything(what: str, things: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["list", what, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -1,20 +1,26 @@
-"""Every Python block and every `bcfl` command in README and docs is run, as written but for the number of rounds."""
+"""Every Python block and `bcfl` command in README and docs is run, as written but for the number of rounds.
+
+Blocks marked `sh` need data or machines that are not at hand; those of the page on Flower are run in test_deploy.py.
+"""
 
 import os
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from bcfl.cli import main
 from bcfl.data.sources import SOURCES
+from bcfl.experiment.reference import all_settings
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+FILE = re.compile(r"`(\w+\.toml)`:\n\n```toml\n(.*?)^```", re.S | re.M)  # a page's own file, and what it is called
 TRAINING = {"run", "compare"}
 
 
@@ -34,9 +40,12 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def in_empty_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_folder_for(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that holds the page's files, and a reader's own settings."""
     monkeypatch.chdir(folder)
     (folder / "settings.toml").write_text('[method]\nname = "bcfl-g"\n')
+    for called, text in FILE.findall(page.read_text()):
+        (folder / called).write_text(text)
 
 
 @pytest.mark.slow
@@ -46,7 +55,7 @@ def test_python_blocks_run_as_written(
 ) -> None:
     from bcfl.methods import METHODS
 
-    in_empty_folder(tmp_path, monkeypatch)
+    in_folder_for(page, tmp_path, monkeypatch)
     known = dict(METHODS)
     try:
         exec(compile(python_of(page), str(page), "exec"), {"__name__": "__main__"})
@@ -60,7 +69,7 @@ def test_python_blocks_run_as_written(
 def test_commands_run_as_written(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    in_empty_folder(tmp_path, monkeypatch)
+    in_folder_for(page, tmp_path, monkeypatch)
     for command in commands_of(page):
         arguments = shlex.split(command)[1:]
         shorter = ["--set", "experiment.rounds=1"] if arguments[0] in TRAINING else []
@@ -98,3 +107,13 @@ def test_the_page_on_data_names_what_every_set_can_be_read_from() -> None:
         )
         for first in [f"{name}.npz", *(raw.files[0] for raw in source.formats)]:
             assert f"`{first}`" in told
+
+
+def test_the_page_of_settings_has_all_of_them_with_their_defaults() -> None:
+    rows = re.findall(r"^\| `([\w.]+)`(?: \*)? \| `([^`]+)` \| (.+) \|$", (ROOT / "docs/settings.md").read_text(), re.M)
+    told = {name: default for name, default, _ in rows}
+    assert len(told) == len(rows)  # each once
+    known = {name: setting.default for name, setting in all_settings().items()}
+    federation = fields(pytest.importorskip("bcfl.engines.flower.engine").Terms)
+    terms = {f"deploy.{field.name}": str(field.default) for field in federation if field.name != "num_clients"}
+    assert told == known | terms

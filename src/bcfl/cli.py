@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   bcfl run                                          the default: digits in 4 rotations, 20 clients, BCFL-MH-3
-  bcfl run experiment.toml --seed 1 --out runs/a    your own settings, kept in runs/a
+  bcfl run settings.toml --seed 1 --out runs/a      your own settings, kept in runs/a
   bcfl run --set method.name=fedavg --set experiment.rounds=50
   bcfl compare --methods fedavg,bcfl-g,bcfl-mh-3 --seeds 0,1,2
   bcfl resume runs/a                                go on after a stop, to the same result
@@ -23,7 +23,7 @@ examples:
   bcfl associate runs/a --data mine.npz             where does a client that was never seen belong?
   bcfl evaluate runs/a                              how good are a run's predictions as probabilities?
   bcfl demo                                         a guided tour
-  bcfl deploy local --clients 5                     a real federation of processes, on this machine
+  bcfl deploy local --clients 8                     a real federation of processes, on this machine
   bcfl list methods
 """
 
@@ -31,7 +31,7 @@ examples:
 RUN_EXAMPLES = """\
 examples:
   bcfl run
-  bcfl run experiment.toml --seed 1 --out runs/a
+  bcfl run settings.toml --seed 1 --out runs/a
   bcfl run --set data.partition='label(4,10,0.1)' --set method.name=bcfl-mh-6-w --set method.num_clusters=4
   bcfl run --set data.factory=mine:make_clients --set model.factory=mine:make_model   functions in mine.py
 """
@@ -43,7 +43,7 @@ examples:
 COMPARE_EXAMPLES = """\
 examples:
   bcfl compare --methods fedavg,bcfl-g,bcfl-mh-3 --seeds 0,1,2
-  bcfl compare experiment.toml --methods ifca,bcfl-mh-6-w --seeds 0,1,2,3,4 --out runs/mine --json
+  bcfl compare settings.toml --methods ifca,bcfl-mh-6-w --seeds 0,1,2,3,4 --out runs/mine --json
 """
 SWEEP_EXAMPLES = """\
 examples:
@@ -56,11 +56,12 @@ LIST_EXAMPLES = """\
 examples:
   bcfl list methods
   bcfl list datasets --json
+  bcfl list settings          for files and --set: the default, what is allowed, which methods have it
 """
 DEPLOY_EXAMPLES = """\
 examples:
-  bcfl deploy local --clients 5
-  bcfl deploy local experiment.toml --clients 8 --out runs/deployed --set deploy.deadline=60
+  bcfl deploy local --clients 8
+  bcfl deploy local settings.toml --clients 6 --out runs/deployed --set deploy.deadline=60
   bcfl deploy init federation --clients 3 --server fl.example.org --data-factory mydata:load --set model.name=mlp
 """
 REPORT_EXAMPLES = """\
@@ -212,7 +213,7 @@ def _fill_sweep(parser: _Parser) -> None:
 
 def _fill_list(parser: _Parser) -> None:
     _describe(parser, "What there is to choose from.", LIST_EXAMPLES)
-    parser.add_argument("what", choices=("methods", "datasets", "models"))
+    parser.add_argument("what", choices=("methods", "datasets", "models", "settings"))
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -304,7 +305,7 @@ def _fill_deploy(deploy: _Parser) -> None:
         parser.add_argument("--clients", type=_positive, default=4, metavar="N", help="number of clients (default: 4)")
         parser.add_argument("--seed", type=int, metavar="N", help="the run's seed (experiment.seed)")
         parser.add_argument("--insecure", action="store_true", help="no TLS and no keys; refused beyond this machine")
-        _add_settings(parser)
+        _add_settings(parser, sections="data, model, method, training, experiment, deploy")
     local.add_argument("--out", type=_path, metavar="DIR", help="the run's folder (default: runs/…)")
     local.add_argument("--json", action="store_true", help="print JSON instead of tables")
     local.add_argument("--quiet", action="store_true", help="no progress")
@@ -323,14 +324,18 @@ def _add_live(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mlflow", metavar="URI|DIR", help="follow it in MLflow: a server, or a data base in DIR")
 
 
-def _add_settings(parser: argparse.ArgumentParser, effect: str = "change one setting") -> None:
+def _add_settings(
+    parser: argparse.ArgumentParser,
+    effect: str = "change one setting",
+    sections: str = "data, model, method, training, experiment",
+) -> None:
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         dest="overrides",
         metavar="SECTION.KEY=VALUE",
-        help=f"{effect}; sections: data, model, method, training, experiment",
+        help=f"{effect}; sections: {sections}",
     )
 
 

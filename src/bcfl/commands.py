@@ -13,6 +13,7 @@ from rich.table import Table
 
 from bcfl.data.datasets import DATASETS
 from bcfl.experiment.config import Config, load_config, parse_override
+from bcfl.experiment.reference import all_settings
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import Observer, RunStoppedError, resume, start
 from bcfl.experiment.sweep import (
@@ -204,6 +205,7 @@ def list_things(options: Namespace) -> int:
         "methods": {entry.name: entry.summary for entry in METHODS.values()},
         "datasets": {name: entry.description for name, entry in DATASETS.items()},
         "models": {name: (factory.__doc__ or "").split("\n")[0] for name, factory in MODELS.items()},
+        "settings": {name: str(setting) for name, setting in all_settings().items()},
     }[options.what]
     if options.json:
         print(json.dumps(things))

@@ -42,6 +42,7 @@ def test_without_a_file_the_default_run_is_described() -> None:
     ("values", "says"),
     [
         ({"dta": {}}, "unknown section dta; did you mean data?"),
+        ({"sweep": {"seeds": [0]}}, "section sweep describes several runs: give the file to `bcfl sweep`"),
         ({"data": {"nam": "digits"}}, "unknown key data.nam; did you mean data.name?"),
         ({"training": {"learningrate": 1}}, "did you mean training.learning_rate?"),
         ({"method": {"clusters": 4}}, "did you mean method.num_clusters?"),

@@ -140,6 +140,8 @@ SECTIONS: dict[str, Any] = {
 
 def parse_config(values: Mapping[str, Any]) -> Config:
     """The configuration that nested plain values describe; an unknown key or a wrong type is named."""
+    if "sweep" in values:
+        raise ValueError("section sweep describes several runs: give the file to `bcfl sweep`")
     refuse_unknown(values, SECTIONS, "section")
     for name, section in values.items():
         if not isinstance(section, Mapping):
@@ -242,8 +244,7 @@ def parse_section(kind: Any, values: Mapping[str, Any], section: str) -> Any:
 
 def check_type(value: Any, hint: Any, key: str) -> Any:
     """`value` as the type that `hint` asks for; raises a ValueError that names `key` otherwise."""
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for option in options:
+    for option in _options(hint):
         if option is type(None) and (value is None or value == "none"):
             return None
         if get_origin(option) is Literal and value in get_args(option):
@@ -259,13 +260,18 @@ def check_type(value: Any, hint: Any, key: str) -> Any:
             length_fits = kinds[-1] is Ellipsis or len(kinds) == len(value)
             if length_fits:
                 return tuple(check_type(part, kinds[0], key) for part in value)
-    raise ValueError(f"{key} must be {_describe(options)}, got {value!r}")
+    raise ValueError(f"{key} must be {in_words(hint)}, got {value!r}")
 
 
-def _describe(options: tuple[Any, ...]) -> str:
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def in_words(hint: Any) -> str:
+    """What a setting of this type may be."""
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): '"none"'}
     described = []
-    for option in options:
+    for option in _options(hint):
         if get_origin(option) is Literal:
             described.append(" or ".join(f'"{choice}"' for choice in get_args(option)))
         else:
