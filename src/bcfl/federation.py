@@ -1,7 +1,8 @@
 """The contract between methods and engines: what a client can be asked, what a server remembers.
 
-A client is asked only two things: *how likely is your data under these models?* (score) and *train from this prior*
-(fit). A method turns the server's state into the next one with these two questions; an engine answers them, on one
+A client is asked only two kinds of things: *how likely is your data under these models?* (score; look and
+share_explained are about the same numbers) and *train from this prior* (fit; fit_best scores first, in the same
+exchange). A method turns the server's state into the next one with these questions; an engine answers them, on one
 machine or across many. Neither knows more of the other than what stands here.
 
 A model is one flat vector: its parameters first, then statistics that are not learned by gradient but travel with
