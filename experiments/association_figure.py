@@ -5,7 +5,7 @@ python experiments/association_figure.py OUT.svg NUM_ROUNDS "CAPTION" "TITLE" RU
 docs/img/drift.svg and docs/img/clusters.svg are drawn so, from runs of drift-digits.toml and auto-digits-*.toml.
 """
 
-import sys
+import argparse
 from html import escape
 from pathlib import Path
 
@@ -65,6 +65,11 @@ def draw(num_rounds: int, caption: str, titles: list[str], runs: list[Run]) -> s
 
 
 if __name__ == "__main__":
-    out, num_rounds, caption, *rest = sys.argv[1:]
-    runs = [read_run(Path(folder)) for folder in rest[1::2]]
-    Path(out).write_text(draw(int(num_rounds), caption, rest[::2], runs))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("num_rounds", type=int)
+    parser.add_argument("caption")
+    parser.add_argument("panels", nargs="+", help="a title and a run folder, by turns")
+    options = parser.parse_args()
+    runs = [read_run(Path(folder)) for folder in options.panels[1::2]]
+    options.out.write_text(draw(options.num_rounds, options.caption, options.panels[::2], runs))

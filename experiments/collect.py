@@ -12,6 +12,7 @@ from typing import Any
 
 from reasons import read_reasons
 from results_page import page
+from runs import finished
 
 ROOT = Path(__file__).resolve().parent.parent
 PER_ROUND = ("accuracy", "macro_f1", "nll", "ece", "ari", "changes")
@@ -67,14 +68,6 @@ def main() -> None:
         (ROOT / "results" / f"{run.name}.json").write_text(text + "\n")
     write_results(ROOT)
     print(f"took over {len(taken)} finished runs; wrote RESULTS.md and docs/results.md")
-
-
-def finished(folder: Path) -> list[Path]:
-    """The finished runs in a folder; none at all is a slip of the pen."""
-    found = sorted(result.parent for result in folder.glob("*/result.json"))
-    if not found:
-        raise SystemExit(f"{folder} holds no finished runs: no */result.json")
-    return found
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from beyond_page import SIZES
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "rotated digits"}
@@ -56,7 +57,7 @@ def draw_newcomers() -> None:
     left.axhline(0.95, color="0.6", lw=0.8, ls="--")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
-        axes.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
+        axes.set_xticks(SIZES, SIZES)
     dress(left, "A newcomer's most likely cluster is the right one", "examples of the newcomer", "share of handfuls")
     dress(right, "Calibration error of its stated probability", "examples of the newcomer", "ECE")
     save(figure, "newcomers")
@@ -78,7 +79,7 @@ def draw_uncertainty() -> None:
                 records[0]["point"]["coverage"], mean, style, color=COLOURS[data], label=f"{NAMES[data]}, {name}"
             )
     left.set_xscale("log", base=2)
-    left.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
+    left.set_xticks(SIZES, SIZES)
     left.set_yscale("log")
     dress(left, "A newcomer's predictions: NLL", "examples it was placed by", "NLL per example")
     dress(right, "Known clients: accuracy when it may abstain", "share of examples that are answered", "accuracy")
@@ -92,6 +93,5 @@ def save(figure: Any, name: str) -> None:
 
 
 if __name__ == "__main__":
-    plt.rcParams["svg.hashsalt"] = "bcfl"
     draw_newcomers()
     draw_uncertainty()

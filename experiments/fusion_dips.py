@@ -7,7 +7,7 @@ the next round starts from, and also averaged by examples. Printed: the accuracy
 precision is highest, its own model's accuracy and how its precision compares with the median of all.
 """
 
-import sys
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, median
@@ -49,7 +49,11 @@ def by_examples(models: Tensor, choices: list[Any], num_examples: Tensor) -> Ten
 
 
 def main() -> None:
-    result = bcfl.load(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_folder", type=Path)
+    parser.add_argument("num_rounds", type=int)
+    options = parser.parse_args()
+    result = bcfl.load(options.run_folder)
     config, state = result.config, result.state
     problem = prepare(config)
     seed, first = config.experiment.seed, config.experiment.rounds + 1
@@ -59,7 +63,7 @@ def main() -> None:
         def accuracy(models: Tensor, clusters: list[int]) -> float:
             return 100 * float(summarise(engine.evaluate(models, [{cluster: 1.0} for cluster in clusters]))["accuracy"])
 
-        for index in range(first, first + int(sys.argv[2])):
+        for index in range(first, first + options.num_rounds):
             clients = Watched(engine.begin(index))
             state, _ = problem.method.round(state, clients)
             answers = sorted(clients.choices, key=lambda choice: choice.client)

@@ -3,15 +3,17 @@
 python experiments/newcomers.py RUNS_FOLDER OUT.json     for the runs of experiments/newcomers-*.toml
 
 The newcomers are the clients that a run never saw (experiment.joins beyond its end); where there are none, every client
-is taken as one, by its test examples. Each is asked many times, with a handful of random examples of its own.
+is taken as one, by its test examples. Each is asked many times, with a handful of random examples of its own; who has
+fewer than two of the largest handfuls is left out: one half is for placing it, the other for its predictions.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from beyond_page import SIZES
+from runs import runs_and_file
 from torch import Tensor
 
 import bcfl
@@ -20,11 +22,11 @@ from bcfl.association import renumbering
 from bcfl.experiment.metrics import agreement, calibration_error
 from bcfl.experiment.problem import load_data
 from bcfl.experiment.result import Result
+from bcfl.federation import Hypotheses
 from bcfl.local import Examples
 from bcfl.models import FlatModel, build
 from bcfl.predictive import belief_shares, cluster_log_prior, newcomer_posterior
 
-SIZES = (1, 2, 4, 8, 16, 32, 64)
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # log-likelihoods are divided by n^power: 0 is "none", 1 is "per_example"
 NUMBERS = (2.0, 4.0, 8.0, 16.0)  # … or by a number
 HANDFULS = 100  # of each size, from each newcomer
@@ -39,8 +41,8 @@ def newcomers(result: Result) -> tuple[list[Tensor], list[Tensor], list[int]]:
     known = [c for c in range(data.num_clients) if c not in away]
     model = FlatModel(build(result.factory, 0, "newcomers"))
     values, labels, clusters = [], [], []
-    for client in away or known:
-        own, x, y = (data.train_of, data.x_train, data.y_train) if away else (data.test_of, data.x_test, data.y_test)
+    own, x, y = (data.train_of, data.x_train, data.y_train) if away else (data.test_of, data.x_test, data.y_test)
+    for client in (c for c in away or known if len(own[c]) >= 2 * max(SIZES)):
         rows = own[client][torch.randperm(len(own[client]), generator=torch.Generator().manual_seed(client))[:MOST]]
         pooled, images = local.pool(x[rows])
         examples = Examples(pooled, y[rows], torch.arange(len(rows)), images)
@@ -63,12 +65,16 @@ def handfuls(values: list[Tensor], labels: list[Tensor], size: int) -> Tensor:
     return torch.cat(rows)  # (newcomer × handful, belief)
 
 
+def posterior(state: Hypotheses, score: Tensor) -> Tensor:
+    """How likely each handful belongs to each cluster under each hypothesis."""  # (handful, hypothesis, cluster)
+    log_prior = cluster_log_prior(state.assignment, state.num_clusters, "uniform")
+    return newcomer_posterior(score, state.model_of, state.log_weight, log_prior)
+
+
 def predictions(result: Result, values: list[Tensor], labels: list[Tensor], score: Tensor) -> dict[str, float]:
     """NLL and ECE on the newcomers' other examples: of the mixture, and of the single most likely model."""
     state = result.state
-    log_prior = cluster_log_prior(state.assignment, state.num_clusters, "uniform")
-    joint = newcomer_posterior(score, state.model_of, state.log_weight, log_prior)
-    shares = torch.stack([belief_shares(one, state.model_of, len(state.models)) for one in joint])
+    shares = torch.stack([belief_shares(one, state.model_of, len(state.models)) for one in posterior(state, score)])
     found: dict[str, float] = {}
     for name, weight in (("mixture", shares), ("best", (shares == shares.amax(1, keepdim=True)).double())):
         nll, table = [], torch.zeros(local.NUM_BINS, 3, dtype=torch.float64)
@@ -85,9 +91,7 @@ def predictions(result: Result, values: list[Tensor], labels: list[Tensor], scor
 
 def quality(result: Result, score: Tensor, true: Tensor) -> dict[str, float]:
     """How often the most likely cluster is the true one, and how right the probabilities are."""
-    state = result.state
-    log_prior = cluster_log_prior(state.assignment, state.num_clusters, "uniform")
-    joint = newcomer_posterior(score, state.model_of, state.log_weight, log_prior)
+    state, joint = result.state, posterior(result.state, score)
     names = renumbering(state.assignment, state.num_clusters).expand_as(joint)
     p = torch.zeros_like(joint).scatter(2, names, joint).sum(1)
     confidence, guess = p.max(1)
@@ -126,8 +130,8 @@ def measure(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    folder, out = Path(sys.argv[1]), Path(sys.argv[2])
-    records = [measure(path.parent) for path in sorted(folder.glob("*/result.json"))]
+    runs, out = runs_and_file(__doc__)
+    records = [measure(path) for path in runs]
     out.write_text(json.dumps(records, separators=(",", ":")) + "\n")
     for record in records:
         print(f"{record['data']} {record['method']} seed {record['seed']}, {record['newcomers']} newcomers, "

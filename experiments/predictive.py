@@ -7,12 +7,12 @@ What is printed is the mixture minus the best model, with a 95 % confidence inte
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from beyond_page import uncertainty
+from runs import runs_and_file
 
 import bcfl
 from bcfl.experiment.evaluation import evaluate
@@ -35,10 +35,10 @@ def measure(path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+    runs, out = runs_and_file(__doc__)
     records = []
-    for path in sorted(folder.glob("*/result.json")):
-        records += measure(path.parent)
+    for path in runs:
+        records += measure(path)
         out.write_text(json.dumps(records) + "\n")  # what is done is not lost
     print("\n".join(uncertainty(records)))
 

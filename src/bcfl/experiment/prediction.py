@@ -70,7 +70,7 @@ class Predictor:
 
     def log_probability(self, examples: Examples, spread: Spread) -> Tensor:
         """log Σ_b share_b E p(class | x, ω ~ belief b) for each of the examples."""  # (example, class)
-        model, rows = FlatModel(build(self.factory, 0, "result")), torch.arange(len(examples))
+        model, rows = _model(self.factory), torch.arange(len(examples))
         parts = []
         for i, belief in enumerate(self.beliefs):
             random = generator(spread.seed, "predictive", i)
@@ -136,7 +136,7 @@ def associate(
 ) -> Newcomer:
     """The newcomer with examples (x, y), placed by scoring alone: nothing is trained and nothing of the run changes."""
     examples = examples_of(factory, x, y)
-    model, rows = FlatModel(build(factory, 0, "result")), torch.arange(len(examples))
+    model, rows = _model(factory), torch.arange(len(examples))
     total = local.total_log_likelihood(local.log_likelihoods(model, state.models.mean, examples, rows), len(examples))
     score = temper_scores(total[None], torch.tensor([float(len(examples))]), temperature)[0]  # (belief,)
     log_prior = cluster_log_prior(state.assignment, state.num_clusters, prior)
@@ -175,9 +175,14 @@ def predictor_of(factory: ModelFactory, models: Gaussian, mixture: Mixture) -> P
     return Predictor(factory, models[list(mixture)], torch.tensor(list(mixture.values()), dtype=torch.float64))
 
 
+def _model(factory: ModelFactory) -> FlatModel:
+    """A place for a run's vectors: with what it begins does not matter."""
+    return FlatModel(build(factory, 0, "result"))
+
+
 def module_of(factory: ModelFactory, vector: Tensor) -> nn.Module:
     """The module with these parameters and statistics, in evaluation mode."""
-    model = FlatModel(build(factory, 0, "result"))
+    model = _model(factory)
     model.load(vector)
     return model.module.eval().requires_grad_(False)
 
@@ -190,7 +195,7 @@ def examples_of(factory: ModelFactory, x: Any, y: Any) -> Examples:
         raise ValueError("data: at least one example is needed")
     pooled, images = local.pool(values)
     examples = Examples(pooled, labels, torch.arange(len(labels)), images)
-    num_classes, _ = local.check_model(FlatModel(build(factory, 0, "result")), examples, 1)
+    num_classes, _ = local.check_model(_model(factory), examples, 1)
     if int(labels.max()) >= num_classes:
         raise ValueError(f"data: y holds the label {int(labels.max())}, the run's model tells {num_classes} classes "
                          f"apart, 0 to {num_classes - 1}")  # fmt: skip
