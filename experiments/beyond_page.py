@@ -49,7 +49,7 @@ def how_many(records: Iterable[Record], paper: Paper) -> list[str]:
 
 
 def _numbers_found(row: Row) -> str:
-    found = Counter(len(set(run["result"]["assignment"])) for run in row.runs)
+    found = Counter(len({cluster for cluster in run["result"]["assignment"] if cluster >= 0}) for run in row.runs)
     return ", ".join(f"{number} in {times} of {len(row.runs)}" for number, times in sorted(found.items()))
 
 

@@ -49,7 +49,10 @@ def newcomers(result: Result) -> tuple[list[Tensor], list[Tensor], list[int]]:
         values.append(local.log_probabilities(model, result.state.models.mean, examples, torch.arange(len(rows))))
         labels.append(y[rows])
         members = [c for c in known if data.group[c] == data.group[client] and c != client]
-        clusters.append(int(torch.bincount(result.assignment[members]).argmax()))
+        placed = result.assignment[members]
+        clusters.append(int(torch.bincount(placed[placed >= 0]).argmax()))
+    if not clusters:
+        raise SystemExit(f"{result.path}: no client has the {2 * max(SIZES)} examples that a newcomer needs here")
     return values, labels, clusters  # [(belief, example, class)], [(example,)], [cluster]
 
 

@@ -221,6 +221,9 @@ def test_an_unfinished_run_goes_on_in_its_folder(tmp_path: Path) -> None:
         bcfl.train(small_net, federation(), out=path, **{**QUICK, "rounds": 4})
     with pytest.raises(ValueError, match="split differs from its manifest: num_clients"):
         bcfl.train(small_net, federation(7), out=path, **QUICK)
+    others = [(-x, *rest) for x, *rest in federation()]
+    with pytest.raises(ValueError, match="the labels agree, but the examples are others"):
+        bcfl.train(small_net, others, out=path, **QUICK)
     with pytest.raises(ValueError, match="the model has 12 numbers"):
         bcfl.train(lambda: nn.Linear(2, 2), federation(), out=path, **QUICK)
     assert same_models(bcfl.train(small_net, federation(), out=path, **QUICK), expected)

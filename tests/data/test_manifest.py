@@ -55,6 +55,17 @@ def test_other_labels_on_the_same_indices_are_noticed(data, record):
         verify_manifest(replace(data, y_train=(data.y_train + 1) % 10), record)
 
 
+def test_other_examples_of_own_clients_are_noticed_by_their_content(data):
+    record = manifest(data, "own", "own", 0, content=True)
+    verify_manifest(data, record)
+    with pytest.raises(ValueError, match="the labels agree, but the examples are others"):
+        verify_manifest(replace(data, x_train=-data.x_train), record)
+    other_test = data.x_test.clone()
+    other_test[-1, -1] += 1
+    with pytest.raises(ValueError, match="the labels agree, but the examples are others"):
+        verify_manifest(replace(data, x_test=other_test), record)
+
+
 def test_a_manifest_that_is_none_is_refused(data, record):
     with pytest.raises(ValueError, match="format must be 1, not None"):
         verify_manifest(data, {})

@@ -270,10 +270,13 @@ def test_a_split_file_may_leave_examples_out_and_say_its_groups(pool, tmp_path):
         ({"train_client": np.zeros(10, int)}, "must be 6000 integers"),
         ({"test_client": np.zeros(1500)}, "must be 1500 integers.*float64"),
         ({"train_client": np.full(6000, -2)}, "holds -2"),
+        ({"train_client": np.full(6000, 10**13)}, "holds 10000000000000"),
         ({"train_client": np.full(6000, -1), "test_client": np.full(1500, -1)}, "client 0 has no training"),
         ({"test_client": np.arange(1500) % 9}, "client 8 has no training"),
         ({"group": np.array([0, 1])}, "group must be 8 integers"),
         ({"clients_per_group": np.array(0)}, "must be at least 1"),
+        ({"clients_per_group": np.array([2, 3])}, "clients_per_group must be one whole number"),
+        ({"clients_per_group": np.array(2.7)}, "clients_per_group must be one whole number"),
     ],
 )
 def test_a_wrong_split_file_is_refused(pool, tmp_path, changes, message):

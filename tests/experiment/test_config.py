@@ -42,6 +42,7 @@ def test_without_a_file_the_default_run_is_described() -> None:
     ("values", "says"),
     [
         ({"dta": {}}, "unknown section dta; did you mean data?"),
+        ([], "settings must be sections of keys, got []"),
         ({"sweep": {"seeds": [0]}}, "section sweep describes several runs: give the file to `bcfl sweep`"),
         ({"data": {"nam": "digits"}}, "unknown key data.nam; did you mean data.name?"),
         ({"training": {"learningrate": 1}}, "did you mean training.learning_rate?"),
@@ -201,6 +202,7 @@ def test_overrides_that_name_no_setting_are_refused(override: str) -> None:
 
 def test_none_empties_what_may_be_empty() -> None:
     config = load_config(None, ["method.scoring_examples=none", "data.seed=none", "method.temperature=none"])
+    assert load_config(None, ["data.path=none", "data.factory=none"]).data == load_config(None).data
     assert config.method["scoring_examples"] is None
     assert config.data.seed is None
     assert config.method["temperature"] == "none"  # a name of its own: no tempering

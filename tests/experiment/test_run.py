@@ -14,6 +14,7 @@ import torch
 from small_runs import FEDERATIONS, files_in, outcome, small_config
 from torch import nn
 
+from bcfl.data.datasets import load
 from bcfl.experiment import store
 from bcfl.experiment.config import Config
 from bcfl.experiment.problem import Split, prepare
@@ -133,6 +134,41 @@ def test_a_complete_run_with_a_damaged_end_is_repaired_and_never_read_as_if_soun
     assert "going on from round 2" in caplog.text
     assert outcome(path) == expected
     assert load_result(path).summary() == json.loads(expected["result.json"])
+
+
+def test_a_run_whose_data_are_gone_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    start(small_config(), path, num_workers=1)
+    for checkpoint in (path / "checkpoints").iterdir():
+        os.truncate(checkpoint, 100)
+    before = {item: item.read_bytes() for item in files_in(path)}
+
+    def absent(*_: object, **__: object) -> None:
+        raise FileNotFoundError("data set not found")
+
+    monkeypatch.setattr("bcfl.experiment.problem.load", absent)
+    with pytest.raises(FileNotFoundError, match="data set not found"):
+        resume(path, num_workers=1)
+    assert {item: item.read_bytes() for item in files_in(path)} == before
+
+
+def test_a_run_goes_on_where_its_data_lie_now_but_with_no_other_settings(
+    tmp_path: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    stopped_run(path, 1)
+    with pytest.raises(ValueError, match=r"has other settings: only data\.path may be another"):
+        resume(path, config=small_config("experiment.seed=1"))
+    asked = []
+
+    def load_from(name: str, where: str | None, **options: Any) -> Any:
+        asked.append(where)
+        return load(name, **options)
+
+    monkeypatch.setattr("bcfl.experiment.problem.load", load_from)
+    resume(path, config=small_config("data.path=elsewhere"), num_workers=1)
+    assert asked == ["elsewhere"]
+    assert outcome(path) == expected
 
 
 def test_with_no_sound_checkpoint_a_run_starts_again_and_says_so(

@@ -96,7 +96,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
 def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, personal: bool) -> None:
     folder = RunFolder.create(tmp_path / "run", CONFIG)
     folder.save_checkpoint(Checkpoint(5, state(1, personal), {}))
-    restored = RunFolder.open(folder.path).restore()
+    restored = RunFolder.open(folder.path).standing().checkpoint
     assert restored is not None
     assert (restored.round, restored.momentum) == (5, {})
     assert same(restored.state, state(1, personal))
@@ -108,7 +108,7 @@ def test_kept_momentum_comes_back_in_its_order(tmp_path: Path) -> None:
     beliefs = [3, 12, 2, 100, 11, 0, 1, 4, 5, 6, 7, 8]  # neither sorted as numbers nor as texts, and more than ten
     momentum = {client: {belief: torch.randn(4) for belief in beliefs} for client in (10, 9, 0)}
     folder.save_checkpoint(Checkpoint(1, state(1), momentum))
-    restored = folder.restore()
+    restored = folder.standing().checkpoint
     assert restored is not None
     assert restored.momentum.keys() == momentum.keys()
     for client, kept in momentum.items():
@@ -130,9 +130,10 @@ def test_lines_after_the_checkpoint_and_leftovers_of_a_kill_are_cut_off(tmp_path
             file.write(b'{"round": 5, "cut sho')
     for leftover in ("result.json.tmp", "checkpoints/round-000004.safetensors.tmp"):
         (folder.path / leftover).write_bytes(b"half")
-    restored = folder.restore()
-    assert restored is not None
-    assert (restored.round, folder.notes) == (3, [])
+    standing = folder.standing()
+    assert standing.checkpoint is not None
+    assert (standing.checkpoint.round, standing.notes) == (3, [])
+    folder.go_back_to(standing)
     assert {name: (folder.path / name).read_bytes() for name in LOGS} == whole
     assert not list(folder.path.rglob("*.tmp"))
 
@@ -143,12 +144,13 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before_and_says_so(
 ) -> None:
     folder = a_run(tmp_path / "run")
     damage(checkpoints(folder)[-1])
-    restored = folder.restore()
-    assert restored is not None
-    assert restored.round == 2
-    assert same(restored.state, state(2))
-    assert re.search(r"round-000003.safetensors is damaged", folder.notes[0])
-    assert folder.notes[-1] == "going on from round 2"
+    standing = folder.standing()
+    assert standing.checkpoint is not None
+    assert standing.checkpoint.round == 2
+    assert same(standing.checkpoint.state, state(2))
+    assert re.search(r"round-000003.safetensors is damaged", standing.notes[0])
+    assert standing.notes[-1] == "going on from round 2"
+    folder.go_back_to(standing)
     assert [line["round"] for line in folder.lines("rounds.jsonl")] == [0, 1, 2]
     assert [path.name for path in checkpoints(folder)] == ["round-000002.safetensors"]
 
@@ -157,9 +159,11 @@ def test_with_all_checkpoints_damaged_the_run_starts_again_and_says_so(tmp_path:
     folder = a_run(tmp_path / "run")
     for path in checkpoints(folder):
         truncate(path)
-    assert folder.restore() is None
-    assert len(folder.notes) == 3
-    assert folder.notes[-1] == "starting again from round 0"
+    standing = folder.standing()
+    assert standing.checkpoint is None
+    assert len(standing.notes) == 3
+    assert standing.notes[-1] == "starting again from round 0"
+    folder.go_back_to(standing)
     assert all(folder.lines(name) == [] for name in LOGS)
 
 
@@ -186,17 +190,17 @@ def test_no_flipped_bit_anywhere_in_a_checkpoint_goes_unnoticed(tmp_path: Path) 
 def test_a_log_shorter_than_recorded_does_not_pass(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     folder = a_run(tmp_path / "run")
     damage(folder.path / name)
-    restored = folder.restore()
-    assert restored is None
-    assert f"{name} is shorter than when it was written" in folder.notes[0]
-    assert folder.notes[-1] == "starting again from round 0"
+    standing = folder.standing()
+    assert standing.checkpoint is None
+    assert f"{name} is shorter than when it was written" in standing.notes[0]
+    assert standing.notes[-1] == "starting again from round 0"
 
 
 def test_a_log_that_lost_its_last_line_falls_back_by_one_round(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "run")
     path = folder.path / "rounds.jsonl"
     os.truncate(path, path.stat().st_size - 1)
-    restored = folder.restore()
+    restored = folder.standing().checkpoint
     assert restored is not None
     assert restored.round == 2
 
@@ -208,6 +212,18 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         folder.lines("rounds.jsonl")
 
 
+def test_a_file_that_cannot_be_opened_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "run")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("bcfl.experiment.store.safe_open", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        folder.standing()
+    assert len(checkpoints(folder)) == 2
+
+
 def test_reading_the_last_checkpoint_touches_nothing(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "run")
     folder.append("rounds.jsonl", {"round": 4})
@@ -216,6 +232,7 @@ def test_reading_the_last_checkpoint_touches_nothing(tmp_path: Path) -> None:
     truncate(checkpoints(folder)[-1])
     with pytest.raises(ValueError, match=r"round-000003.safetensors is damaged"):
         folder.last_checkpoint()
+    assert folder.standing().notes  # finds the damage, and leaves it
     assert folder.lines("rounds.jsonl")[-1] == {"round": 4}
     assert before.keys() == {path for path in folder.path.rglob("*") if path.is_file()}
 

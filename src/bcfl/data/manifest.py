@@ -20,9 +20,13 @@ COMPARED = (
 
 
 def manifest(
-    data: FederatedData, dataset_name: str, spec: str, seed: int, *, share_floor: float = 0.0
+    data: FederatedData, dataset_name: str, spec: str, seed: int, *, share_floor: float = 0.0, content: bool = False
 ) -> dict[str, Any]:
-    """What identifies the split of `data`, ready for JSON: its origin, every client's sizes and labels, its hash."""
+    """What identifies the split of `data`, ready for JSON: its origin, every client's sizes and labels, its hash.
+
+    With `content` also that of all examples: of a named data set it would say which machine prepared it, to the last
+    bit, but clients that somebody made have nothing else that tells them from others.
+    """
     record = {
         "format": FORMAT,
         "dataset": dataset_name,
@@ -38,6 +42,8 @@ def manifest(
         "num_unused": data.num_unused,
         "sha256": _split_hash(data),
     }
+    if content:
+        record["content"] = data.content_hash
     if data.drift is not None:
         later = data.group_in(data.drift.round)
         record["drift"] = {
@@ -50,6 +56,8 @@ def manifest(
 
 def groups_in(record: Mapping[str, Any], round_index: int) -> Tensor | None:
     """The true groups in that round, as a manifest tells them; None where they are not known."""  # (client,)
+    if "group" not in record:
+        raise ValueError("manifest: key 'group' is missing")
     drift, group = record.get("drift"), record["group"]
     if drift is not None and round_index >= drift["round"]:
         group = drift["group"]
@@ -67,6 +75,9 @@ def verify_manifest(data: FederatedData, expected: Mapping[str, Any]) -> None:
     for key in COMPARED:
         if actual[key] != expected[key]:
             raise ValueError(f"the split differs from its manifest: {_difference(key, actual[key], expected[key])}")
+    if "content" in expected and data.content_hash != expected["content"]:
+        raise ValueError("the split differs from its manifest: the labels agree, but the examples are others; whoever "
+                         "draws clients at random must draw them from a seed")  # fmt: skip
     if actual.get("drift") != expected.get("drift"):
         raise ValueError("the split differs from its manifest: other clients change their data, or in another round")
 

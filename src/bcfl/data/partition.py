@@ -4,9 +4,11 @@ Every example goes to exactly one client, or to none and is then counted. A spli
 data's labels or domains, the specification and the seed alone.
 """
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,16 @@ class FederatedData:
     def num_examples(self) -> Tensor:
         """The number of training examples of every client, (client,)."""
         return torch.tensor([len(held) for held in self.train_of])
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Of all examples and labels, bit by bit: for data that have no name by which to know them."""
+        digest = hashlib.sha256()
+        for pool in (self.x_train, self.y_train, self.x_test, self.y_test):
+            digest.update(f"{pool.dtype} {tuple(pool.shape)}".encode())
+            for part in pool.split(4096):  # a copy of all of them might not fit
+                digest.update(part.contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
 
 def partition(
@@ -300,17 +312,20 @@ def _read_split(path: Path, dataset: Dataset, clients_per_group: int | None) -> 
                 f"but is {client_of.dtype.name} {client_of.shape}"
             )
         split[key] = client_of.astype(np.int64)
-        if num_examples and split[key].min() < -1:
-            raise ValueError(
-                f"partition file {path}: {key} holds {split[key].min()}; clients are 0, 1, … or -1 for none"
-            )
+        # No client is without examples, so there are fewer clients than examples: other numbers are a mistake.
+        wrong = split[key][(split[key] < -1) | (split[key] >= len(dataset.y_train))]
+        if len(wrong):
+            raise ValueError(f"partition file {path}: {key} holds {wrong[0]}; clients are 0, 1, … or -1 for none")
     sizes = np.bincount(split["train_client"] + 1, minlength=split["test_client"].max(initial=-1) + 2)[1:]
     if len(sizes) == 0 or sizes.min() == 0:
         empty = int(np.argmin(sizes)) if len(sizes) else 0
         raise ValueError(f"partition file {path}: client {empty} has no training examples")
     clients = np.arange(len(sizes))
     if clients_per_group is None and "clients_per_group" in arrays:
-        clients_per_group = int(arrays["clients_per_group"])
+        stored = arrays["clients_per_group"]
+        if stored.size != 1 or stored.dtype.kind not in "iu":
+            raise ValueError(f"partition file {path}: clients_per_group must be one whole number, got {stored}")
+        clients_per_group = int(stored)
     if clients_per_group is not None:
         if clients_per_group < 1:
             raise ValueError(f"clients_per_group = {clients_per_group}: must be at least 1")

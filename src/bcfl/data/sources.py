@@ -191,7 +191,8 @@ def _verify(name: str, arrays: Arrays, where: str) -> None:
     if digest.hexdigest() != expected:
         raise ValueError(
             f"data set {name!r} from {where} is not the published one (sha256 {digest.hexdigest()[:12]}… instead of "
-            f"{expected[:12]}…): remove it, or give data.path=DIR (in Python path=) to use your own copy as it is"
+            f"{expected[:12]}…): remove it; if it is another data set, put it into a folder called after that; or give "
+            f"data.path=DIR (in Python path=) to use your own copy as it is"
         )
 
 
@@ -239,7 +240,7 @@ def _missing(name: str, path: Path | None, advice: str) -> FileNotFoundError:
     places = [str(place) for place in (path, cache_folder(), source.package) if place is not None]
     package = f", install the system package {source.package_name}" if source.package else ""
     return FileNotFoundError(
-        f"data set {name!r} not found in {', '.join(places)}: put {wanted} into {cache_folder()}, or give "
+        f"data set {name!r} not found in {', '.join(places)}: put {wanted} into {cache_folder() / name}, or give "
         f"data.path=DIR (in Python path=), a directory with that{package}; {advice}"
     )
 

@@ -140,6 +140,8 @@ SECTIONS: dict[str, Any] = {
 
 def parse_config(values: Mapping[str, Any]) -> Config:
     """The configuration that nested plain values describe; an unknown key or a wrong type is named."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"settings must be sections of keys, got {values!r}")
     if "sweep" in values:
         raise ValueError("section sweep describes several runs: give the file to `bcfl sweep`")
     refuse_unknown(values, SECTIONS, "section")
@@ -244,9 +246,10 @@ def parse_section(kind: Any, values: Mapping[str, Any], section: str) -> Any:
 
 def check_type(value: Any, hint: Any, key: str) -> Any:
     """`value` as the type that `hint` asks for; raises a ValueError that names `key` otherwise."""
-    for option in _options(hint):
-        if option is type(None) and (value is None or value == "none"):
-            return None
+    options = _options(hint)
+    if type(None) in options and (value is None or value == "none"):  # also where any text will do
+        return None
+    for option in options:
         if get_origin(option) is Literal and value in get_args(option):
             return value
         if option is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

@@ -25,7 +25,7 @@ from bcfl.experiment.metrics import agreement, follow_drift, summarise
 from bcfl.experiment.prediction import mixtures
 from bcfl.experiment.problem import Problem, S, Split, model_factory, prepare, split_seed
 from bcfl.experiment.result import Result
-from bcfl.experiment.store import Checkpoint, RunFolder
+from bcfl.experiment.store import Checkpoint, RunFolder, Standing
 from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
 from bcfl.local import Evaluation
 from bcfl.models import ModelFactory
@@ -88,18 +88,27 @@ def start(
 def resume(
     path: Path,
     *,
+    config: Config | None = None,
     clients: Sequence[Any] | None = None,
     factory: ModelFactory | None = None,
     num_workers: int | None = None,
     device: str = "cpu",
     observers: Sequence[Observer] = (),
 ) -> Result:
-    """Go on where the run in `path` was stopped; a complete run is only read."""
+    """Go on where the run in `path` was stopped; a complete run is only read.
+
+    `config` are its settings, if the same data lie elsewhere now (data.path): nothing else may differ from the kept
+    ones. Until everything that the run needs is there, nothing in the folder is touched.
+    """
     find_device(device)
     folder = RunFolder.open(path)
-    config = parse_config(folder.read("config.json"))
+    kept = parse_config(folder.read("config.json"))
+    if config is not None and config.identity() != kept.identity():
+        raise ValueError(f"the run in {path} has other settings: only data.path may be another")
+    config = config or kept
     with folder.locked():
-        checkpoint = _restore(folder, device)
+        standing = folder.standing()
+        checkpoint = standing.checkpoint
         if folder.complete and checkpoint and checkpoint.round == config.experiment.rounds:
             return _kept_result(config, folder, checkpoint, factory)
         problem = prepare(config, clients, factory)
@@ -112,22 +121,22 @@ def resume(
             if checkpoint and checkpoint.state.models.mean.shape[1] != engine.layout.length:
                 raise ValueError(f"the model has {engine.layout.length} numbers, but in the run in {path} it had "
                                  f"{checkpoint.state.models.mean.shape[1]}")  # fmt: skip
+            _go_back(folder, standing, device)
             if not folder.has("manifest.json"):  # stopped before its first round
                 _describe(folder, _split(config, problem.data), device)
             return _rounds(config, problem, engine, folder, checkpoint, observers)
 
 
-def _restore(folder: RunFolder, device: str = "cpu") -> Checkpoint | None:
-    """Where the run stands; what its user should know about that is told."""
-    checkpoint = folder.restore()
-    for note in folder.notes:
+def _go_back(folder: RunFolder, standing: Standing, device: str = "cpu") -> None:
+    """The folder is as it was at the run's checkpoint; what its user should know about that is told."""
+    for note in standing.notes:
         logger.warning(note)
+    folder.go_back_to(standing)
     if folder.has("environment.json"):
         before, now = {"device": "cpu"} | folder.read("environment.json"), environment(device)
         changed = [f"{key} {before.get(key)} is now {value}" for key, value in now.items() if before.get(key) != value]
         if changed and not folder.complete:
             logger.warning(f"{folder.path}: the environment has changed, results may differ: {', '.join(changed)}")
-    return checkpoint
 
 
 def _describe(folder: RunFolder, split: Mapping[str, Any], device: str = "cpu") -> None:
@@ -139,7 +148,8 @@ def _describe(folder: RunFolder, split: Mapping[str, Any], device: str = "cpu") 
 def _split(config: Config, data: FederatedData) -> dict[str, Any]:
     section = config.data
     origin = (section.name, section.partition) if section.factory is None else (data.description, "own")
-    return manifest(data, *origin, split_seed(config), share_floor=section.share_floor)
+    own = section.factory is not None
+    return manifest(data, *origin, split_seed(config), share_floor=section.share_floor, content=own)
 
 
 def _how_to_resume(config: Config, folder: RunFolder) -> str:
@@ -174,14 +184,15 @@ def run_on(
     """
     folder = RunFolder.open(out) if is_unfinished(out, config) else RunFolder.create(out, config.as_dict())
     with folder.locked(), _resumable(folder, f"the same settings and folder {out}"):
-        checkpoint = _restore(folder)
+        standing = folder.standing()
         if not folder.has("manifest.json"):
             _describe(folder, split)
         for key, value in folder.read("manifest.json").items():
             now = split.get(key)
             if None not in (value, now) and value != now:  # None: not known, as the groups while a client is away
                 raise ValueError(f"the run in {out} was begun with other clients: {key} was {value}, now {now}")
-        return _rounds(config, problem, engine, folder, checkpoint, observers)
+        _go_back(folder, standing)
+        return _rounds(config, problem, engine, folder, standing.checkpoint, observers)
 
 
 def is_unfinished(path: Path, config: Config) -> bool:

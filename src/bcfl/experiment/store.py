@@ -67,6 +67,21 @@ class Checkpoint:
     momentum: dict[int, dict[int, Tensor]]  # what clients keep, for momentum_state = "client"
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Where a stopped run can be taken up again, and what is in the way of that."""
+
+    checkpoint: Checkpoint | None  # the last sound one; None: start again
+    log_sizes: Mapping[str, int]  # what the log files had by then
+    damaged: Mapping[Path, str]  # later checkpoint -> why it cannot be used
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know: nothing where all is as it should be."""
+        goes_on = f"going on from round {self.checkpoint.round}" if self.checkpoint else "starting again from round 0"
+        return [*self.damaged.values(), goes_on] if self.damaged else []
+
+
 class TakenError(ValueError):
     """The folder is in another process's hands, or this very run has been begun in it."""
 
@@ -76,7 +91,6 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self.notes: list[str] = []  # what a reader should know of a resumption
 
     @staticmethod
     def create(path: Path, config: Mapping[str, Any]) -> "RunFolder":
@@ -151,29 +165,23 @@ class RunFolder:
         for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
             old.unlink()
 
-    def restore(self) -> Checkpoint | None:
-        """The last sound checkpoint, with the log files cut back to it; None if there is none (start again).
-
-        What was found damaged on the way is removed and told in `notes`.
-        """
-        for leftover in self.path.rglob("*.tmp"):
-            leftover.unlink()
-        checkpoint, sizes = None, dict.fromkeys(LOGS, 0)
+    def standing(self) -> Standing:
+        """Where the run can be taken up again; nothing is touched."""
+        damaged: dict[Path, str] = {}
         for path in reversed(self._checkpoints()):
             try:
-                checkpoint, sizes = self._load(path)
-                break
+                return Standing(*self._load(path), damaged)
             except ValueError as error:
-                self.notes.append(str(error))
-                path.unlink()
-        if self.notes:
-            self.notes.append(
-                f"going on from round {checkpoint.round}" if checkpoint else "starting again from round 0"
-            )
-        for name, size in sizes.items():
+                damaged[path] = str(error)
+        return Standing(None, dict.fromkeys(LOGS, 0), damaged)
+
+    def go_back_to(self, standing: Standing) -> None:
+        """Nothing is left of what came after the checkpoint: the run can go on from there."""
+        for leftover in (*self.path.rglob("*.tmp"), *standing.damaged):
+            leftover.unlink()
+        for name, size in standing.log_sizes.items():
             if self.has(name):
                 os.truncate(self.path / name, size)
-        return checkpoint
 
     def last_checkpoint(self) -> Checkpoint:
         """The last checkpoint, nothing else touched; a ValueError if it is damaged or missing."""
@@ -183,12 +191,15 @@ class RunFolder:
         return self._load(paths[-1])[0]
 
     def _load(self, path: Path) -> tuple[Checkpoint, dict[str, int]]:
-        """A checkpoint and the log files' sizes at its time; a ValueError if it cannot be relied on."""
+        """A checkpoint and the log files' sizes at its time; a ValueError if it cannot be relied on.
+
+        An OSError says nothing about the file: it may be sound as soon as the disk or the system is.
+        """
         try:
             with safe_open(path, "pt") as file:
                 meta = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except (OSError, SafetensorError) as error:
+        except SafetensorError as error:
             raise ValueError(f"checkpoint {path} is damaged: {error}") from None
         if meta.pop("digest", None) != _digest(tensors, meta):
             raise ValueError(f"checkpoint {path} is damaged: its content does not match its digest")

@@ -205,7 +205,7 @@ def _go_on(run: Planned, how: Mapping[str, Any], observers: Sequence[Observer]) 
     """Whether the run is complete now; not if another process has it in hand."""
     try:
         if RunFolder(run.path).has("config.json"):
-            resume(run.path, **how, observers=observers)
+            resume(run.path, config=run.config, **how, observers=observers)
         else:
             start(run.config, run.path, **how, observers=observers)
     except TakenError:
