@@ -25,9 +25,9 @@ pytest.importorskip("flwr")
 import httpx
 
 from bcfl.cli import main
-from bcfl.deploy.folder import LOCKED_DOWN, Site, gate_command, init, link_command, node_command
+from bcfl.deploy.folder import LOCKED_DOWN, Site, gate_command, init, link_command, node_command, run_config
 from bcfl.deploy.gate import MAX_BYTES, Gate
-from bcfl.deploy.local import Federation, follow, free_ports
+from bcfl.deploy.local import Federation, follow, free_ports, run_local
 from bcfl.deploy.settings import read_settings
 from bcfl.engines.flower import Terms
 from bcfl.experiment.config import Config, load_config
@@ -120,6 +120,58 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, capsys: pyt
     assert "already holds something" in capsys.readouterr().err
 
 
+def test_without_the_tools_for_keys_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    write_program(programs / "openssl", "exit 0")
+    monkeypatch.setenv("PATH", str(programs))
+    assert main(["deploy", "init", str(tmp_path / "a")]) == 2
+    assert "but ssh-keygen cannot be found" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_what_fails_half_way_leaves_no_key_and_can_be_tried_again(
+    tmp_path: Path, was_there: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs, folder = tmp_path / "bin", tmp_path / "a"
+    programs.mkdir()
+    if was_there:
+        folder.mkdir()
+    write_program(programs / "openssl", "exit 0")
+    write_program(programs / "ssh-keygen", 'echo "no entropy" >&2; exit 1')
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr("bcfl.deploy.folder._make_certificates", lambda site: (site.folder / "ca.key").write_text("x"))
+    for _ in range(2):
+        assert main(["deploy", "init", str(folder)]) == 2
+        assert "ssh-keygen failed: no entropy" in capsys.readouterr().err
+        assert folder.exists() == was_there
+        assert not was_there or list(folder.iterdir()) == []
+
+
+def write_program(path: Path, commands: str) -> None:
+    path.write_text(f"#!/bin/sh\n{commands}\n")
+    path.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--port", "99999"], "--port must be from 1 to 65535, got 99999"),
+        (["--port", "9092"], "--port 9092 is the SuperLink's own"),
+        (["--port", "9093", "--insecure"], "--insecure goes without a gate"),
+    ],
+)
+def test_a_port_that_cannot_be_the_gates_is_refused(
+    tmp_path: Path, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deploy", "init", str(tmp_path / "a"), *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
 def test_insecure_is_refused_beyond_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["deploy", "init", str(tmp_path / "a"), "--insecure"]
     assert main([*arguments, "--server", "fl.example.org"]) == 2
@@ -144,6 +196,31 @@ def test_what_is_left_open_suits_the_number_of_clients(clients: int, partition: 
     config, terms = read_settings(None, [], clients)
     assert (config.data.partition, config.method["num_clusters"]) == (partition, clusters)
     assert terms["num_clients"] == clients
+
+
+def test_rotations_that_were_asked_for_are_kept() -> None:
+    config, _ = read_settings(None, ["data.rotations=[0,180]"], 4)
+    assert config.data.rotations == (0, 180)
+    assert (config.data.partition, config.method["num_clusters"]) == ("feature(2,2)", 2)
+    with pytest.raises(ValueError, match=r"data\.rotations must be as many as divide 4 clients evenly"):
+        read_settings(None, ["data.rotations=[0,90,180]"], 4)
+    with pytest.raises(ValueError, match=r"data\.rotations must be a list"):
+        read_settings(None, ["data.rotations=3"], 4)
+
+
+@pytest.mark.parametrize("section", ["data", "deploy", "method", "experiment"])
+def test_a_section_that_is_none_is_named(tmp_path: Path, section: str) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text(f"{section} = 3\n")
+    with pytest.raises(ValueError, match=f"^{section} must be a section of settings, got 3$"):
+        read_settings(path, [], 4)
+
+
+@pytest.mark.parametrize("overrides", [[], ["method.temperature=none"], ["method.stay=none", "method.temperature=2.0"]])
+def test_settings_reach_the_server_as_they_are(overrides: list[str]) -> None:
+    """Of what is written as "none", some means nothing (data.path) and some is a choice (method.temperature)."""
+    config, terms = read_settings(None, overrides, 4)
+    assert read_run_config(run_config(config, terms))[0] == config
 
 
 def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
@@ -390,14 +467,146 @@ def test_none_of_this_needed_any_network_but_loopback(federation: Federation, lo
     assert [line.split(":")[0].strip() for line in interfaces] == ["lo"]
 
 
+# ---- stopping, without a federation ----------------------------------------------------------------------------------
+
+
 def test_what_stops_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that Flower calls failed ends in one line that names the error, and the way on."""
-    federation = Federation(Site(tmp_path, 1, insecure=True, gate_port=None))
-    monkeypatch.setattr(federation, "status", lambda run: "finished:failed")
-    monkeypatch.setattr(federation, "log", lambda run: "all well\nConnectionError: 1 of 3 clients are there\nbye")
-    with pytest.raises(RunStoppedError, match="finished:failed: ConnectionError: 1 of 3 clients are there; the same"):
-        follow(federation, "1", settings_of("fedavg"), tmp_path / "run")
+    for name in ("start_link", "register", "start_node"):
+        monkeypatch.setattr(Federation, name, lambda *_: None)
+    monkeypatch.setattr(Federation, "status", lambda self, run: "finished:failed")
+    monkeypatch.setattr(Federation, "log", lambda self, run: "all well\nConnectionError: 1 of 3 clients are there\nbye")
+    monkeypatch.setattr(Federation, "flwr", lambda self, *arguments: '{"run-id": 1}')
+    reason, out = "finished:failed: ConnectionError: 1 of 3 clients are there", tmp_path / "a run"
+    with pytest.raises(RunStoppedError, match=f"{reason}; the same command with --out '{out}' goes on"):
+        run_local(settings_of("fedavg"), 3, out, insecure=True)
     refusal = '{"success": false, "error-message": "Invalid run configuration."}'
-    monkeypatch.setattr(federation, "flwr", lambda *arguments: refusal)
+    monkeypatch.setattr(Federation, "flwr", lambda self, *arguments: refusal)
     with pytest.raises(RunStoppedError, match=r"flwr run failed: Invalid run configuration\."):
-        federation.submit("experiment.nonsense=1")
+        Federation(Site(tmp_path, 1, insecure=True, gate_port=None)).submit("experiment.nonsense=1")
+
+
+def refuse_to_start(*_: object) -> None:
+    pytest.fail("something was started")
+
+
+def test_a_folder_that_cannot_take_the_run_is_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Federation, "start_link", refuse_to_start)
+    monkeypatch.setattr("bcfl.deploy.local.init", refuse_to_start)
+    config = settings_of("fedavg")
+    other, complete, busy = tmp_path / "other", tmp_path / "complete", tmp_path / "busy"
+    RunFolder.create(other, settings_of("bcfl-g").as_dict())
+    RunFolder.create(complete, config.as_dict()).write("result.json", {})
+    with pytest.raises(ValueError, match="already holds something else"):
+        run_local(config, 3, other, insecure=True)
+    with pytest.raises(ValueError, match="already holds this run, complete"):
+        run_local(config, 3, complete, insecure=True)
+    with (
+        RunFolder.create(busy, config.as_dict()).locked(),
+        pytest.raises(ValueError, match="in use by another process"),
+    ):
+        run_local(config, 3, busy, insecure=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_removes_everything_and_names_the_way_on(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked twice, as by a terminal that closes: while it stops, a second request does not stop that."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    closed = []
+
+    def close(federation: Federation) -> None:
+        assert federation.site.folder.exists()
+        os.kill(os.getpid(), number)
+        closed.append(federation)
+
+    monkeypatch.setattr(Federation, "start_link", lambda self: os.kill(os.getpid(), number))
+    monkeypatch.setattr(Federation, "register", refuse_to_start)
+    monkeypatch.setattr(Federation, "close", close)
+    before = signal.signal(number, refuse_to_start)  # so that a signal nobody deals with does not end the tests
+    try:
+        with pytest.raises(KeyboardInterrupt, match=f"the same command with --out {tmp_path / 'run'} goes on"):
+            run_local(settings_of("fedavg"), 3, tmp_path / "run", insecure=True)
+        assert signal.getsignal(number) is refuse_to_start
+    finally:
+        signal.signal(number, before)
+    assert len(closed) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_link(federation: Federation) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        raise RunStoppedError("something else")
+
+    monkeypatch.setattr(Federation, "start_link", start_link)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with pytest.raises(RunStoppedError, match="something else"):
+            run_local(settings_of("fedavg"), 3, tmp_path / "run", insecure=True)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_processes_are_stopped_with_their_families_where_there_is_no_ps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child has a session of its own, as Flower's have, and a name that looks like the end of one."""
+    child = tmp_path / "child ) S 1"
+    child.symlink_to(shutil.which("sleep") or "")
+    family = f"import subprocess; print(subprocess.Popen([{str(child)!r}, '60'], start_new_session=True).pid, flush=1)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{family}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout is not None
+        grandchild = int(process.stdout.readline())
+        monkeypatch.setenv("PATH", str(tmp_path))
+        Federation(Site(tmp_path, 1), {"server": process}).close()
+        assert process.returncode == -signal.SIGTERM
+    wait_for(lambda: not is_running(grandchild), 10)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()  # one that has ended may wait to be noticed
+    except OSError:
+        return False
+
+
+class Troublesome(subprocess.Popen[bytes]):
+    """Cannot be asked to end; waiting for it is interrupted once."""
+
+    trouble: list[BaseException]
+
+    def send_signal(self, sig: int) -> None:
+        if sig == signal.SIGTERM:
+            raise PermissionError("no")
+        super().send_signal(sig)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.trouble:
+            raise self.trouble.pop()
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("trouble", [[], [KeyboardInterrupt("again")]])
+def test_trouble_with_one_process_does_not_spare_the_others(
+    tmp_path: Path, trouble: list[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bcfl.deploy.local.STOP_SECONDS", 0.2)
+    sleep = [shutil.which("sleep") or "", "600"]
+    processes = {"server": subprocess.Popen(sleep), "client-0": Troublesome(sleep), "client-1": subprocess.Popen(sleep)}
+    processes["client-0"].trouble = list(trouble)  # type: ignore[attr-defined]
+    federation = Federation(Site(tmp_path, 2), dict(processes))
+    try:
+        with pytest.raises(KeyboardInterrupt, match="again") if trouble else contextlib.nullcontext():
+            federation.close()
+        assert [process.returncode is not None for process in processes.values()] == [True] * 3
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()

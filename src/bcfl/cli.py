@@ -39,6 +39,7 @@ RESUME_EXAMPLES = """\
 examples:
   bcfl resume runs/a          after a crash or a full disk, to the same result
   bcfl resume runs/a --json   a complete run is only read
+  bcfl resume runs/a --data-path /data/elsewhere
 """
 COMPARE_EXAMPLES = """\
 examples:
@@ -177,6 +178,7 @@ def _fill_run(parser: _Parser) -> None:
 def _fill_resume(parser: _Parser) -> None:
     _describe(parser, "Continue a stopped run.", RESUME_EXAMPLES)
     parser.add_argument("run", type=_path, metavar="RUN", help="the run's folder")
+    _add_data_path(parser)
     _add_live(parser)
     _add_output(parser)
 
@@ -311,12 +313,17 @@ def _fill_deploy(deploy: _Parser) -> None:
     local.add_argument("--quiet", action="store_true", help="no progress")
     _add_live(local)
     folder.add_argument("--server", default="127.0.0.1", metavar="HOST", help="the server's name for clients")
-    folder.add_argument("--port", type=_positive, default=9093, metavar="N", help="the server's port (default: 9093)")
+    port = "the server's port for clients, up to 65535 (default: 9093); not with --insecure"
+    folder.add_argument("--port", type=_positive, metavar="N", help=port)
     folder.add_argument("--data-factory", metavar="MODULE:FUNCTION", help="returns a client's data, on its own machine")
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=_path, metavar="RUN", help="run folders, or folders of run folders")
+
+
+def _add_data_path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data-path", type=_path, metavar="DIR", help="where the run's data lie now (data.path)")
 
 
 def _add_live(parser: argparse.ArgumentParser) -> None:

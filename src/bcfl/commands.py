@@ -1,21 +1,23 @@
 """What the commands do: settings in, a run or a table out."""
 
+import contextlib
 import importlib
 import importlib.util
 import json
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from bcfl.data.datasets import DATASETS
-from bcfl.experiment.config import Config, load_config, parse_override
+from bcfl.experiment.config import Config, load_config, parse_config, parse_override
 from bcfl.experiment.reference import all_settings
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import Observer, RunStoppedError, resume, start
+from bcfl.experiment.store import RunFolder
 from bcfl.experiment.sweep import (
     LISTED,
     Planned,
@@ -38,13 +40,16 @@ __all__ = ["COMMANDS", "RunStoppedError"]
 
 def run(options: Namespace) -> int:
     config = load_config(options.config, options.overrides, seed=options.seed)
-    out = options.out or _free_folder(Path("runs"), config)
     how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
-    return _show(options, lambda observers: start(config, out, **how, observers=observers))
+    with _folder_for(config, options.out) as out:
+        return _show(options, lambda observers: start(config, out, **how, observers=observers))
 
 
 def resume_run(options: Namespace) -> int:
     how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
+    if options.data_path is not None:
+        config = parse_config(RunFolder.open(options.run).read("config.json"))
+        how["config"] = replace(config, data=replace(config.data, path=str(options.data_path)))
     return _show(options, lambda observers: resume(options.run, **how, observers=observers))
 
 
@@ -65,9 +70,32 @@ def _show(options: Namespace, execute: Callable[[Sequence[Observer]], Result]) -
     return 0
 
 
-def _free_folder(parent: Path, config: Config) -> Path:
-    candidates = (parent / (config.label if i == 1 else f"{config.label}-{i}") for i in range(1, sys.maxsize))
-    return next(path for path in candidates if not path.exists())
+@contextlib.contextmanager
+def _folder_for(config: Config, given: Path | None) -> Iterator[Path]:
+    """The run's folder: the given one, or a new one of its own, which no other process can take in the meantime."""
+    if given is not None:
+        yield given
+        return
+    parent = Path("runs")
+    parent.mkdir(exist_ok=True)
+    path = _new_folder(parent, config.label)
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError):  # not empty, as it should be
+            path.rmdir()  # the run was refused before it began
+            parent.rmdir()
+
+
+def _new_folder(parent: Path, label: str) -> Path:
+    number = 1
+    while True:
+        path = parent / (label if number == 1 else f"{label}-{number}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1
 
 
 def print_result(result: Result) -> None:
@@ -233,20 +261,22 @@ def _of_report(module: str, name: str) -> Callable[[Namespace], int]:
 def deploy(options: Namespace) -> int:
     if importlib.util.find_spec("flwr") is None:
         raise ValueError("bcfl deploy needs Flower: pip install 'bcfl[flower]'")
-    from bcfl.deploy.folder import Site, init
+    from bcfl.deploy.folder import GATE_PORT, Site, init
     from bcfl.deploy.local import run_local
     from bcfl.deploy.settings import read_settings
 
     config, terms = read_settings(options.config, options.overrides, options.clients, options.seed)
     if options.place == "local":
-        out = options.out or _free_folder(Path("runs"), config)
         own: dict[str, Any] = {"insecure": options.insecure, "terms": terms}
-        return _show(options, lambda observers: run_local(config, options.clients, out, observers=observers, **own))
+        with _folder_for(config, options.out) as out:
+            return _show(options, lambda observers: run_local(config, options.clients, out, observers=observers, **own))
+    if options.insecure and options.port is not None:
+        raise ValueError("--port is the gate's, and --insecure goes without a gate; leave one of them out")
     site = Site(
         options.folder,
         options.clients,
         options.server,
-        gate_port=None if options.insecure else options.port,
+        gate_port=None if options.insecure else options.port or GATE_PORT,
         insecure=options.insecure,
         data_factory=options.data_factory,
     )

@@ -23,7 +23,7 @@ from bcfl.data.partition import FederatedData
 from bcfl.engines.client import Later, LocalClient
 from bcfl.engines.flower import FlowerEngine, Respondent, Terms
 from bcfl.engines.flower.privacy import Ledger, privacy_from, spent
-from bcfl.experiment.config import Config, apply_override, parse_config, parse_section
+from bcfl.experiment.config import Config, apply_override, parse_config, parse_section, set_value
 from bcfl.experiment.problem import Split, import_object, load_data, model_factory, pose
 from bcfl.experiment.run import run_on
 from bcfl.experiment.store import RunFolder
@@ -47,11 +47,10 @@ def read_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
     """The run's settings, the federation's terms and the run's folder, from Flower's flat run configuration."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, str) and value != "none":
-            apply_override(nested, f"{key}={value}")  # what Flower's configuration cannot hold, such as lists, is text
+        if isinstance(value, str):  # what Flower's configuration cannot hold, such as lists, is text
+            apply_override(nested, f"{key}={value}")  # of "none" the setting's type says whether it means nothing
         else:
-            section, _, name = key.partition(".")
-            nested.setdefault(section, {})[name] = None if value == "none" else value
+            set_value(nested, key, value)
     deploy = nested.pop("deploy", {})
     out = Path(str(deploy.pop("out", "run")))
     terms: Terms = parse_section(Terms, deploy, "deploy")

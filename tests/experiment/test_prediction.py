@@ -288,3 +288,17 @@ def test_after_drift_the_data_of_the_end_are_predicted() -> None:
     found = evaluate(run, Spread())["point"]
     assert found["accuracy"] == pytest.approx(run.history[-1]["accuracy"])
     assert found["nll"] == pytest.approx(run.history[-1]["nll"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "taking_part"),
+    [
+        *((name, "joins=[[3, 1000], [5, 1000]]") for name in ("local", "fedavg", "fedamp", "bp-fedavg", "bcfl-g")),
+        ("bcfl-g", "clients_per_round=0.2"),  # some are never associated
+    ],
+)
+def test_those_are_tested_whom_the_run_tests(method: str, taking_part: str) -> None:
+    run = start(small_config(f"method.name={method}", f"experiment.{taking_part}"), None, num_workers=1)
+    found = evaluate(run, Spread())["point"]
+    assert found["accuracy"] == pytest.approx(run.history[-1]["accuracy"])
+    assert found["nll"] == pytest.approx(run.history[-1]["nll"], rel=1e-5)

@@ -25,6 +25,8 @@ LOCKED_DOWN = {
 }
 CONNECTION = "bcfl"  # what the SuperLink is called in Flower's own configuration
 LINK_PORT, GATE_PORT, NODE_PORT = 9092, 9093, 9094
+MAX_PORT = 65535
+KEY_TOOLS = ("openssl", "ssh-keygen")
 YEARS = 365
 
 
@@ -44,6 +46,10 @@ class Site:
     def __post_init__(self) -> None:
         if self.insecure and not is_loopback(self.host):
             raise ValueError(f"--insecure is for this machine alone, but the server is {self.host!r}; leave it out")
+        if self.gate_port is not None and not 1 <= self.gate_port <= MAX_PORT:
+            raise ValueError(f"--port must be from 1 to {MAX_PORT}, got {self.gate_port}")
+        if self.gate_port == self.link_port:
+            raise ValueError(f"--port {self.gate_port} is the SuperLink's own on the same machine; choose another")
 
     @property
     def server(self) -> Path:
@@ -64,6 +70,13 @@ def init(site: Site, config: Config, terms: Mapping[str, Any]) -> None:
     """The folder holds all that a federation needs; each part goes to the machine of its name, keys nowhere else."""
     if site.folder.exists() and (not site.folder.is_dir() or any(site.folder.iterdir())):
         raise ValueError(f"{site.folder} already holds something; choose another folder")
+    missing = [] if site.insecure else [tool for tool in KEY_TOOLS if shutil.which(tool) is None]
+    if missing:
+        needed = " and ".join(KEY_TOOLS)
+        raise ValueError(
+            f"{needed} make keys and certificates, but {' and '.join(missing)} cannot be found; install it"
+        )
+    was_there = site.folder.exists()
     before = os.umask(0o077)  # private keys are for their owner alone
     try:
         _write_app(site.folder / "app", config, {"num_clients": site.num_clients, "out": "run", **terms})
@@ -78,8 +91,23 @@ def init(site: Site, config: Config, terms: Mapping[str, Any]) -> None:
         for index in range(site.num_clients):
             _write_client(site, index)
         (site.folder / "README.md").write_text(_readme(site))
+    except BaseException:  # a second attempt finds the folder as the first did, and no key is left behind
+        _remove(site.folder, only_contents=was_there)
+        raise
     finally:
         os.umask(before)
+
+
+def _remove(folder: Path, *, only_contents: bool) -> None:
+    if not folder.is_dir():  # it could not even be made
+        return
+    for item in folder.iterdir():
+        if item.is_dir():
+            shutil.rmtree(item)
+        else:
+            item.unlink()
+    if not only_contents:
+        folder.rmdir()
 
 
 # ---- commands, as lists of arguments: none of them holds a secret, only the paths of files that do -------------------
@@ -183,11 +211,10 @@ clientapp = "bcfl.flower_app:client"
 
 
 def _run_tool(*arguments: str) -> None:
-    if shutil.which(arguments[0]) is None:
-        raise ValueError(f"{arguments[0]} is needed to make keys and certificates, but is not installed")
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(f"{arguments[0]} failed: {done.stderr.strip().splitlines()[-1]}")
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise ValueError(f"{arguments[0]} failed: {said[-1]}")
 
 
 def _make_certificates(site: Site) -> None:

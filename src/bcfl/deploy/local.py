@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from bcfl.deploy.folder import CONNECTION, LOCKED_DOWN, Site, gate_command, init
 from bcfl.deploy.ready import START_SECONDS, link_answers
 from bcfl.experiment.config import Config
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import Observer, RunStoppedError, load_result
-from bcfl.experiment.store import RunFolder
+from bcfl.experiment.run import Observer, RunStoppedError, is_unfinished, load_result
+from bcfl.experiment.store import RunFolder, refuse_if_full
 
 STOP_SECONDS = 10.0  # after which a process that was asked to end is made to
 STATUS_EVERY = 3.0  # seconds between two questions to Flower, each of which is a process
+REQUESTS_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # from the keyboard, the system, a closed terminal
 
 
 @dataclass(frozen=True)
@@ -97,19 +99,13 @@ class Federation:
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """End one process that this object started, and whatever that started in turn."""
-        process = self.processes.pop(name)
-        family = _descendants(process.pid)  # Flower gives its children sessions of their own
-        process.send_signal(how)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-        for one in (process.pid, *family):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one, signal.SIGKILL)
-        process.wait()
+        _end([self.processes.pop(name)], how)
 
     def close(self) -> None:
-        for name in reversed(list(self.processes)):
-            self.stop(name)
+        """End all of them: clients are asked first, the SuperLink that they talk to last."""
+        processes = list(reversed(self.processes.values()))
+        self.processes.clear()
+        _end(processes, signal.SIGTERM)
 
     def __enter__(self) -> "Federation":
         return self
@@ -161,7 +157,8 @@ def run_local(
     observers: Sequence[Observer] = (),
 ) -> Result:
     """Run a federation of processes on loopback into the folder `out`; a run that was stopped there goes on."""
-    with _stopped_in_order(), _scratch() as folder:
+    _check_out(out, config)
+    with _way_on(out), _stopped_in_order(), _scratch() as folder:
         ports = free_ports(num_clients + 1)
         site = Site(folder / "federation", num_clients, "127.0.0.1", ports[0], None, tuple(ports[1:]), insecure)
         init(site, config, {"wait": 120.0, **(terms or {}), "out": str(out.resolve())})
@@ -194,7 +191,7 @@ def follow(federation: Federation, run: str, config: Config, out: Path, observer
                 for observer in observers:
                     observer.round_done(record, seconds[done])
     if status != "finished:completed":
-        raise RunStoppedError(f"the run ended as {status}: {_reason(federation.log(run))}; the same command goes on")
+        raise RunStoppedError(f"the run ended as {status}: {_reason(federation.log(run))}")
 
 
 def _complete_lines(folder: RunFolder, name: str) -> list[dict[str, Any]]:
@@ -203,6 +200,27 @@ def _complete_lines(folder: RunFolder, name: str) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _check_out(out: Path, config: Config) -> None:
+    """Refuse now what the server would refuse only after everything has been started."""
+    if not is_unfinished(out, config):
+        refuse_if_full(RunFolder(out), config.as_dict())
+    else:
+        with RunFolder.open(out).locked():  # free at this moment: no other process is at this run
+            pass
+
+
+@contextlib.contextmanager
+def _way_on(out: Path) -> Iterator[None]:
+    """Whatever stops the run in here, its user is told how it goes on: without --out a new folder would be taken."""
+    how = f"the same command with --out {shlex.quote(str(out))} goes on"
+    try:
+        yield
+    except RunStoppedError as error:
+        raise RunStoppedError(f"{error}; {how}") from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(how) from None
 
 
 @contextlib.contextmanager
@@ -221,14 +239,22 @@ def _stopped_in_order() -> Iterator[None]:
         yield
         return
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt("the same command goes on with the run")
+    # What is ignored stays so: whoever started this with nohup wants it to outlive the terminal.
+    before = {number: signal.getsignal(number) for number in REQUESTS_TO_END}
+    heard = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    def interrupt(*_: object) -> None:
+        for number in heard:  # a closing terminal asks more than once, and stopping must not be stopped half-way
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in heard:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in heard:
+            signal.signal(number, before[number])
 
 
 def free_ports(count: int) -> list[int]:
@@ -245,16 +271,55 @@ def _listens(port: int | None) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _descendants(process: int) -> list[int]:
-    """The processes that this one has started, and those that they have started in turn."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+def _end(processes: Sequence[subprocess.Popen[bytes]], how: signal.Signals) -> None:
+    """None of these processes is left, nor what they started: all are asked, then made to, whatever fails with one."""
+    family: list[int] = []
+    try:
+        # Known only while they live, and not by their sessions: Flower gives its children sessions of their own.
+        family = _descendants(process.pid for process in processes)
+        for process in processes:
+            with contextlib.suppress(OSError):
+                process.send_signal(how)
+        end = time.monotonic() + STOP_SECONDS
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+    finally:  # whatever happened above, such as an interruption of the wait
+        for process in processes:
+            with contextlib.suppress(OSError):
+                process.kill()
+        for one in family:
+            with contextlib.suppress(OSError):
+                os.kill(one, signal.SIGKILL)
+        for process in processes:
+            process.wait()
+
+
+def _descendants(processes: Iterable[int]) -> list[int]:
+    """The processes that these have started, and those that they have started in turn."""
     children: dict[int, list[int]] = {}
-    for line in listed.splitlines():
-        child, parent = map(int, line.split())
+    for child, parent in _parents().items():
         children.setdefault(parent, []).append(child)
-    found = list(children.get(process, []))
+    found = [child for process in processes for child in children.get(process, [])]
     for one in found:  # grows while it is walked
         found += children.get(one, [])
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """Every process and its parent, as far as the system tells: slim containers have no `ps`, macOS has no /proc."""
+    found: dict[int, int] = {}
+    if not Path("/proc/self/stat").exists():
+        with contextlib.suppress(OSError):
+            listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
+            for line in listed.stdout.splitlines():
+                child, parent = map(int, line.split())
+                found[child] = parent
+        return found
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            status = Path("/proc", name, "stat").read_bytes()
+            found[int(name)] = int(status.rpartition(b")")[2].split()[1])  # its own name may hold spaces and brackets
     return found
 
 

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from bcfl.engines.flower import Terms
-from bcfl.experiment.config import Config, apply_override, parse_config, parse_section, read_toml, set_value
+from bcfl.experiment.config import (
+    Config,
+    DataConfig,
+    apply_override,
+    parse_config,
+    parse_section,
+    read_toml,
+    section_of,
+    set_value,
+)
 
 ROTATIONS = (0, 90, 180, 270)
 
@@ -21,9 +30,10 @@ def read_settings(
         apply_override(values, override)
     if seed is not None:
         set_value(values, "experiment.seed", seed)
-    terms: Terms = parse_section(Terms, {**values.pop("deploy", {}), "num_clients": num_clients}, "deploy")
+    own_terms, data, _ = (section_of(values, name) for name in ("deploy", "data", "method"))
+    del values["deploy"]
+    terms: Terms = parse_section(Terms, {**own_terms, "num_clients": num_clients}, "deploy")
     terms.check()
-    data = values.setdefault("data", {})
     if not {"name", "partition", "factory"} & data.keys():
         _suit(values, num_clients)
     config = parse_config(values)
@@ -36,16 +46,24 @@ def read_settings(
 
 
 def _suit(values: dict[str, Any], num_clients: int) -> None:
-    """Digits in as many rotations as divide the clients evenly; where none do, clients that differ in their labels."""
-    groups = next((count for count in (4, 3, 2) if num_clients % count == 0), None)
+    """Digits in as many rotations as divide the clients evenly; where none do, clients that differ in their labels.
+
+    Rotations that were asked for are kept, and each makes a group.
+    """
+    given: tuple[int, ...] | None = parse_section(DataConfig, values["data"], "data").rotations
+    if given is not None and (not given or num_clients % len(given)):
+        raise ValueError(
+            f"data.rotations must be as many as divide {num_clients} clients evenly, got {list(given)}; "
+            "or say with data.partition which client holds which"
+        )
+    counts = (4, 3, 2) if given is None else (len(given),)
+    groups = next((count for count in counts if num_clients % count == 0), None)
     if groups is None:
         values["data"]["partition"] = f"label(0,{num_clients},0.5)"
     else:
-        values["data"] |= {
-            "partition": f"feature({groups},{num_clients // groups})",
-            "rotations": list(ROTATIONS[:groups]),
-        }
-    values.setdefault("method", {}).setdefault("num_clusters", groups or min(2, num_clients))
+        values["data"]["partition"] = f"feature({groups},{num_clients // groups})"
+        values["data"]["rotations"] = list(given or ROTATIONS[:groups])
+    values["method"].setdefault("num_clusters", groups or min(2, num_clients))
 
 
 def _clients_of(partition: str) -> int | None:

@@ -161,7 +161,7 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), **experiment: 
     values: dict[str, Any] = read_toml(path) if path else {}
     for override in overrides:
         apply_override(values, override)
-    own = _section_of(values, "experiment")
+    own = section_of(values, "experiment")
     own.update({key: value for key, value in experiment.items() if value is not None})
     return parse_config(values)
 
@@ -199,10 +199,11 @@ def set_value(values: dict[str, Any], key: str, value: Any) -> None:
     section, _, name = key.partition(".")
     if not (section and name):
         raise ValueError(f"a setting is called section.key, got {key!r}")
-    _section_of(values, section)[name] = value
+    section_of(values, section)[name] = value
 
 
-def _section_of(values: dict[str, Any], name: str) -> dict[str, Any]:
+def section_of(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """A section of nested plain values, there to be written into."""
     section = values.setdefault(name, {})
     if not isinstance(section, dict):
         raise ValueError(f"{name} must be a section of settings, got {section!r}")

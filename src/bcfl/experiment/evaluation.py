@@ -59,8 +59,9 @@ def _predictions(result: Result, data: FederatedData, spread: Spread | None) -> 
     test_of = data.test_of_at_the_end
     if len(test_of) != len(result.assignment):
         raise ValueError(f"the data have {len(test_of)} clients, the run had {len(result.assignment)}")
-    took_part = result.assignment >= 0
-    tested = [(client, own) for client, own in enumerate(test_of) if len(own) and took_part[client]]
+    experiment = result.config.experiment
+    joined = experiment.participation().joined(len(test_of), experiment.rounds)  # whom the run itself tests at its end
+    tested = [(client, own) for client, own in enumerate(test_of) if len(own) and joined[client]]
     if not tested:
         raise ValueError("no client of this run has test data")
     pool, images = local.pool(data.x_test)

@@ -96,10 +96,10 @@ class RunFolder:
     def create(path: Path, config: Mapping[str, Any]) -> "RunFolder":
         """A new run folder that holds its settings; refuses one that holds anything else."""
         folder = RunFolder(path)
-        _refuse_if_full(folder, config)  # before a lock is put into what may be somebody's own folder
+        refuse_if_full(folder, config)  # before a lock is put into what may be somebody's own folder
         path.mkdir(parents=True, exist_ok=True)
         with folder.locked():
-            _refuse_if_full(folder, config)  # another process may have been quicker
+            refuse_if_full(folder, config)  # another process may have been quicker
             folder.write("config.json", config)
         return folder
 
@@ -222,7 +222,7 @@ class RunFolder:
         return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
 
 
-def _refuse_if_full(folder: RunFolder, config: Mapping[str, Any]) -> None:
+def refuse_if_full(folder: RunFolder, config: Mapping[str, Any]) -> None:
     """Nothing happens if the folder is free for a new run; else its user is told what is in it and what can be done."""
     path = folder.path
     if not path.exists() or (path.is_dir() and all(item.name in LEFTOVERS for item in path.iterdir())):
