@@ -1,6 +1,7 @@
 """Run folders of any size, as `bcfl run` writes them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,23 @@ def write_run(
     if complete:
         (path / "result.json").write_text("{}")
     return path
+
+
+def keep_rounds(path: Path, rounds: int) -> Path:
+    """The run folder as it was when that many rounds were finished."""
+    for name, kept in {"rounds": rounds + 1, "associations": rounds, "timings": rounds}.items():
+        lines = (path / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (path / f"{name}.jsonl").write_text("".join(lines[:kept]))
+    (path / "result.json").unlink(missing_ok=True)
+    return path
+
+
+def change_lines(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change every line of a log in place."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write_eventful_run(path: Path) -> Path:

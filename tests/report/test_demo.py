@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bcfl.cli import main
 from bcfl.report import demo
@@ -29,3 +30,14 @@ def test_the_tour_does_not_write_over_anything(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "mine").write_text("precious")
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert "already holds something" in capsys.readouterr().err
+
+
+def test_the_end_of_the_input_counts_as_enter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(*_: object) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ends)
+    demo._pause(Console(), waits=True)
+    assert capsys.readouterr().out.endswith("Enter to go on \n")  # what comes next begins on a line of its own

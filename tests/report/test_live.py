@@ -1,6 +1,8 @@
 """The live view against the real packages."""
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +85,125 @@ def test_numbers_leave_out_what_was_not_measured() -> None:
 
 
 def test_a_complete_run_is_not_logged_again() -> None:
-    class Refuses:
-        def begin(self, config: Config, first_round: int) -> None:
-            raise AssertionError
-
-        def log(self, round_index: int, numbers: Any) -> None: ...
-
-        def close(self) -> None: ...
-
+    logger = Remembers()
     config = load_config(None, ["experiment.rounds=3"])
-    LiveView([Refuses()]).started(config, None, 4)  # type: ignore[arg-type]
-    with pytest.raises(AssertionError):
-        LiveView([Refuses()]).started(config, None, 3)  # type: ignore[arg-type]
+    LiveView([logger]).started(config, None, 4)  # type: ignore[arg-type]
+    assert logger.asked == []
+    LiveView([logger]).started(config, None, 3)  # type: ignore[arg-type]
+    assert logger.asked == ["begin"]
+
+
+class Remembers:
+    """A logger that remembers what it was asked, and fails where it is told to."""
+
+    def __init__(self, fails_at: str = ""):
+        self._fails_at = fails_at
+        self.asked: list[str] = []
+
+    def begin(self, config: Config, first_round: int) -> None:
+        self._answer("begin")
+
+    def log(self, round_index: int, numbers: Any) -> None:
+        self._answer("log")
+
+    def close(self) -> None:
+        self._answer("close")
+
+    def _answer(self, question: str) -> None:
+        self.asked.append(question)
+        if question == self._fails_at:
+            raise ConnectionError("nobody\nanswers")
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "asked"),
+    [("begin", ["begin"]), ("log", ["begin", "log"]), ("close", ["begin", "log", "log", "close"])],
+)
+def test_a_logger_that_fails_does_not_end_the_run(
+    fails_at: str, asked: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    failing, sound = Remembers(fails_at), Remembers()
+    view = LiveView([failing, sound])
+    play(view, load_config(None, ["experiment.rounds=2"]), range(1, 3), 0.5)
+    view.close()
+    assert failing.asked == asked  # then it is left in peace: waiting for a dead server would hold up every round
+    assert sound.asked == ["begin", "log", "log", "close"]
+    (warning,) = caplog.messages
+    assert warning == "the run goes on without Remembers from here: ConnectionError: nobody answers"
+
+
+def test_a_logger_that_cannot_be_closed_does_not_hide_why_the_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("bcfl.report.live.TensorBoard", lambda folder: Remembers("close"))
+    with pytest.raises(KeyboardInterrupt), live_view(tmp_path, None):
+        raise KeyboardInterrupt
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # within MLflow and SQLAlchemy
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("foo://bar", "unsupported URI"),
+        ("sqlite:////dev/null/mlflow.db", "File exists"),
+        ("http://127.0.0.1:9", "Connection refused"),
+    ],
+)
+def test_an_mlflow_that_cannot_be_reached_is_one_line_before_the_run(
+    tmp_path: Path, uri: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlflow.tracking")
+    pytest.importorskip("sqlalchemy")
+    began = time.perf_counter()
+    assert main([*RUN, "--out", str(tmp_path / "run"), "--mlflow", uri]) == 2
+    assert time.perf_counter() - began < 60  # MLflow itself would try a dead server for minutes
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bcfl: ")]
+    assert len(told) == 1
+    assert told[0].startswith(f"bcfl: --mlflow {uri} cannot be used (give a folder, or the address of ")
+    assert reason in told[0]
+    assert not (tmp_path / "run").exists()
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ  # later, a server may be away for a while
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_missing_driver_of_a_data_base_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+
+    def no_driver(**_: Any) -> None:
+        raise ModuleNotFoundError("No module named 'psycopg'")
+
+    monkeypatch.setattr(tracking, "MlflowClient", no_driver)
+    with pytest.raises(ValueError, match=r"^--mlflow postgresql://h/x cannot be used .*No module named 'psycopg'$"):
+        MLflow("postgresql://h/x")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_outlives_its_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    pytest.importorskip("sqlalchemy")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the server went away")
+
+    monkeypatch.setattr(tracking.MlflowClient, "log_batch", fails)
+    monkeypatch.setattr(tracking.MlflowClient, "set_terminated", fails)
+    assert main([*RUN, "--out", str(tmp_path / "run"), "--mlflow", str(tmp_path / "mlflow")]) == 0
+    assert len(log_of(tmp_path / "run")) == 3
+    (warning,) = [record.getMessage() for record in caplog.records if record.name.startswith("bcfl")]
+    assert warning == "the run goes on without MLflow from here: ConnectionError: the server went away"
+
+
+def test_an_unusable_folder_for_tensorboard_is_one_line_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").write_text("")
+    assert main([*RUN, "--out", str(tmp_path / "run"), "--tensorboard", str(tmp_path / "file")]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("option", "package"), [("--tensorboard", "tensorboard"), ("--mlflow", "mlflow")])

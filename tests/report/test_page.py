@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_runs import write_eventful_run
+from made_up_runs import change_lines, keep_rounds, write_eventful_run
 
 from bcfl.cli import main
-from bcfl.experiment.config import parse_config
+from bcfl.experiment.config import load_config, parse_config
 from bcfl.report.html import report, to_toml
 from bcfl.report.layout import FAINTEST, accumulated_co_association
 from bcfl.report.reading import read_run, read_runs
@@ -178,6 +178,48 @@ def test_unfinished_runs_are_shown_as_far_as_they_are(made_up: MakeRun) -> None:
     assert "No round is finished yet" in report([read_run(path)])
 
 
+def test_a_comparison_can_be_looked_at_while_it_runs(made_up: MakeRun) -> None:
+    begun = keep_rounds(made_up("a0", seed=0), 1)
+    just_started = keep_rounds(made_up("a1", seed=1), 0)
+    runs = read_runs([begun, just_started, made_up("b0", method="bcfl-g", hypotheses=1)])
+    page = report(runs)
+    (line, _) = figures_of(page)["accuracy_by_work"]["data"]
+    assert line["x"] == [runs[0].rounds[0]["work"]["local_steps"]]
+    assert "one standard deviation over the seeds" not in page
+    (row,) = re.findall(r"<tr><th>[^\n]*?bcfl-mh-3</th>(.*?)</tr>", page)
+    assert row.endswith("<td>1</td>")  # the seed that has something to tell
+    assert "±" not in row
+    assert "±" not in report(runs[:2]).split('<div class="tiles">')[1].split("<section")[0]
+
+
+def test_seeds_that_are_not_tested_yet_have_no_place_in_the_work(made_up: MakeRun) -> None:
+    tested, untested, other = made_up("a0"), keep_rounds(made_up("a1", seed=1), 1), made_up("b0", method="bcfl-g")
+    change_lines(untested / "rounds.jsonl", lambda record: record.pop("accuracy", None))
+    runs = read_runs([tested, untested, other])
+    line = figures_of(report(runs))["accuracy_by_work"]["data"][1]  # after its band
+    assert line["x"] == np.cumsum([record["work"]["local_steps"] for record in runs[0].rounds]).tolist()
+
+
+def test_clients_that_were_never_associated_are_in_no_cluster(made_up: MakeRun) -> None:
+    path = made_up(rounds=2)
+    placed = [-1, -1, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    change_lines(path / "associations.jsonl", lambda line: line.update(assignment=[placed] * 3))
+    assert "After 2 rounds the best hypothesis places 10 of 12 clients in 3 clusters" in report([read_run(path)])
+    placed[:2] = 1, 2
+    change_lines(path / "associations.jsonl", lambda line: line.update(assignment=[placed] * 3))
+    assert "After 2 rounds the best hypothesis places 12 clients in 3 clusters" in report([read_run(path)])
+
+
+def test_a_run_in_which_nobody_ever_moves_is_shown(made_up: MakeRun) -> None:
+    path = made_up()
+    change_lines(path / "rounds.jsonl", lambda record: record.update(changes=0))
+    assert "nobody has ever moved" in report([read_run(path)])
+    change_lines(path / "rounds.jsonl", lambda record: record.update(changes=int(record["round"] == 3)))
+    assert "nobody has moved since round 3" in report([read_run(path)])
+    change_lines(path / "rounds.jsonl", lambda record: record.update(changes=1))
+    assert "clients still move" in report([read_run(path)])
+
+
 def test_without_groups_and_without_test_data(made_up: MakeRun) -> None:
     path = made_up(grouped=False)
     records = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
@@ -211,6 +253,22 @@ def test_settings_on_the_page_repeat_the_run(real_run: Path) -> None:
     config = json.loads((real_run / "config.json").read_text())
     again = parse_config(tomllib.loads(to_toml(config)))
     assert again.identity() == parse_config(config).identity()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method.scoring_examples=none"],
+        ["method.name=bcfl-auto", "method.search_rounds=none", "method.scoring_examples=none"],
+        ["method.name=ifca", "method.scoring_examples=none", "data.seed=4"],
+        ["method.name=fedavg", "data.factory='mine:clients'", "model.factory='mine:model'"],
+        ["method.stay=learn", "method.scoring_examples=100", "data.name=fashion_mnist", "experiment.joins=[[3, 2]]"],
+    ],
+    ids=lambda overrides: " ".join(overrides),
+)
+def test_settings_on_the_page_are_those_of_the_run(overrides: list[str]) -> None:
+    config = load_config(None, overrides)
+    assert parse_config(tomllib.loads(to_toml(config.as_dict()))) == config
 
 
 def test_command_writes_the_page(real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

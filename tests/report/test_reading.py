@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from made_up_runs import write_eventful_run
 
 from bcfl.association import co_association
+from bcfl.cli import main
 from bcfl.experiment.config import load_config
 from bcfl.experiment.run import load_result, start
 from bcfl.report.layout import FAINTEST, accumulated_co_association, client_graph, columns, marks, spread, trellis
@@ -157,6 +159,33 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, made_up: MakeRun) ->
     (path / "config.json").write_text('{"method": {"name": "bcfl-g", "nonsense": 1}}')
     with pytest.raises(ValueError, match="nonsense"):
         read_runs([path])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "complaint"),
+    [
+        ("config.json", "[]", "must hold a JSON object"),
+        ("config.json", "3", "must hold a JSON object"),
+        ("config.json", "{}", r"must hold .*; method\.name is missing"),
+        ("config.json", '{"method": 3}', "method must be a section of settings"),
+        ("manifest.json", "{}", r"must hold .*; num_clients is missing"),
+        ("manifest.json", '{"num_clients": 3}', r"must hold .*; group is missing"),
+        ("manifest.json", "[]", "must hold a JSON object"),
+        ("manifest.json", "{", "cannot be read"),
+        ("environment.json", "null", "must hold a JSON object"),
+        ("rounds.jsonl", "3\n", "must hold a JSON object"),
+        ("associations.jsonl", "{}\n", r"must hold .*; parent is missing"),
+        ("timings.jsonl", "{}\n", r"must hold .*; seconds is missing"),
+    ],
+)
+def test_a_file_that_a_run_did_not_write_is_named(
+    made_up: MakeRun, file: str, content: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = made_up()
+    (path / file).write_text(content)
+    assert main(["table", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert re.fullmatch(rf"bcfl: {re.escape(str(path / file))}:? {complaint}.*\n", told)
 
 
 def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path, made_up: MakeRun) -> None:

@@ -82,7 +82,10 @@ def _say(console: Console, title: str, text: str) -> None:
 
 def _pause(console: Console, waits: bool) -> None:
     if waits:
-        console.input("[dim]Enter to go on[/dim] ")
+        try:
+            console.input("[dim]Enter to go on[/dim] ")
+        except EOFError:  # Ctrl-D goes on as well, but leaves the line open
+            console.print()
 
 
 def _sample_digits(data: FederatedData) -> Text:

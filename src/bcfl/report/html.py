@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bcfl.experiment.config import parse_config
 from bcfl.report import plots, require
 from bcfl.report.layout import Columns, client_graph, columns, marks
 from bcfl.report.reading import Group, Run, group_runs
@@ -79,7 +80,7 @@ def _overview_panels(groups: Sequence[Group]) -> list[Panel]:
     begun = [group for group in groups if any(run.rounds for run in group.runs)]
     if not any(run.last("accuracy") is not None for group in begun for run in group.runs):
         return []
-    seeds = max(len(group.runs) for group in begun)
+    seeds = max(len(group.begun) for group in begun)
     band = f" The band is one standard deviation over the seeds (up to {seeds})." if seeds > 1 else ""
     panels = [
         Panel("accuracy", "Accuracy by round", "Higher is better: the share of all clients' own test examples that "
@@ -168,8 +169,10 @@ def _trellis_caption(run: Run) -> str:
 
 def _certainty_caption(run: Run) -> str:
     mean = run.entropy[-1].mean()
-    moving = [record["round"] for record in run.rounds if record["changes"]]
-    still = f"nobody has moved since round {moving[-1]}" if moving[-1:] != [len(run.rounds)] else "clients still move"
+    last_move = max((record["round"] for record in run.rounds if record["changes"]), default=0)
+    still = f"nobody has moved since round {last_move}" if last_move else "nobody has ever moved"
+    if last_move == len(run.rounds):
+        still = "clients still move"
     sure = "everybody's place is certain" if mean < 0.0005 else f"{mean:.3f} nats of doubt are left per client"
     return f"Falling entropy means that the server makes up its mind; at the end {sure}, and {still}."
 
@@ -258,8 +261,11 @@ def _lead(groups: Sequence[Group]) -> str:
     run = _representative(begun[0])
     if not run.clusters_clients:
         return "There is nothing to associate here: this method has one model for all clients, or one for each."
-    used = len(np.unique(run.stories[-1].assignment[0]))
-    text = f"After {len(run.rounds)} rounds the best hypothesis places {run.num_clients} clients in {used} clusters"
+    final = run.stories[-1].assignment[0]
+    placed = final[final >= 0]  # without those that never took part
+    who = f"{run.num_clients} clients" if len(placed) == len(final) else f"{len(placed)} of {run.num_clients} clients"
+    used = len(np.unique(placed))
+    text = f"After {len(run.rounds)} rounds the best hypothesis places {who} in {used} clusters"
     agreement = run.last("ari")
     if agreement is None:
         return text + "."
@@ -294,7 +300,7 @@ def _headline(groups: Sequence[Group]) -> str:
     if not any(run.rounds for group in groups for run in group.runs):
         return ""
     if len(groups) == 1:
-        seeds = len(groups[0].runs)
+        seeds = len(groups[0].begun)
         both = [(m, c) for m, c in zip(measures, cells(groups[0], measures), strict=True) if m.key in HEADLINES and c]
         tiles = [
             f'<div class="tile"><b>{c[0]:.3f}{f"<small> ± {c[1]:.3f}</small>" if seeds > 1 else ""}</b>'
@@ -317,11 +323,11 @@ def _headline(groups: Sequence[Group]) -> str:
         row = cells(group, measures)
         texts = [
             f"<td{' class=best' if c and m.key in best and c[0] == best[m.key] else ''}>"
-            f"{written(c, m, len(group.runs))}</td>"
+            f"{written(c, m, len(group.begun))}</td>"
             for c, m in zip(row, measures, strict=True)
         ]
         swatch = f'<i class="swatch" style="background:var({plots.colour(index)})"></i>'
-        rows.append(f"<tr><th>{swatch}{html.escape(group.label)}</th>{''.join(texts)}<td>{len(group.runs)}</td></tr>")
+        rows.append(f"<tr><th>{swatch}{html.escape(group.label)}</th>{''.join(texts)}<td>{len(group.begun)}</td></tr>")
     return (
         f'<div class="scroll"><table><thead><tr><th>method</th>{head}<th>seeds</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
@@ -415,11 +421,20 @@ def _repeat(run: Run) -> str:
 
 
 def to_toml(config: dict[str, dict[str, Any]]) -> str:
-    """The settings as TOML; what is not set (None) is left out, as TOML has no word for it."""
+    """The settings as TOML, which has no word for what is not set (None): it is left out, or "none" where leaving it
+    out would mean a default."""
+    given = {
+        section: {key: value for key, value in values.items() if value is not None}
+        for section, values in config.items()
+    }
+    understood = parse_config(given).all_settings()
     sections = []
     for section, values in config.items():
+        switched_off = {
+            key: "none" for key, value in values.items() if value is None and understood[section].get(key) is not None
+        }
         rows = [
-            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items() if value is not None
+            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in (given[section] | switched_off).items()
         ]
         sections.append("\n".join([f"[{section}]", *rows]))
     return "\n\n".join(sections) + "\n"

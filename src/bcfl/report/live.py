@@ -1,7 +1,9 @@
 """The live view: a run's numbers, round by round, into TensorBoard or MLflow."""
 
+import logging
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +14,11 @@ from bcfl.report import require
 
 QUALITY = ("accuracy", "macro_f1", "nll", "ece")
 ASSOCIATION = ("ari", "changes", "num_hypotheses", "num_beliefs")
+# How long a first word from an MLflow server is waited for, unless the user has set these: MLflow's own patience is for
+# a server that is away for a while, and would keep somebody with a wrong address waiting for minutes.
+FIRST_CONTACT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+
+log = logging.getLogger("bcfl")
 
 
 class Logger(Protocol):
@@ -37,19 +44,36 @@ def numbers(record: Mapping[str, Any], seconds: float) -> dict[str, float]:
 
 
 class LiveView:
-    """The observer of a run that passes its numbers on to loggers."""
+    """The observer of a run that passes its numbers on to loggers, as long as they take them."""
 
     def __init__(self, loggers: Sequence[Logger]):
-        self._loggers = loggers
+        self._loggers = list(loggers)
 
     def started(self, config: Config, data: Split, first_round: int) -> None:
         if first_round <= config.experiment.rounds:  # a complete run is only read: there is nothing to log
-            for logger in self._loggers:
-                logger.begin(config, first_round)
+            self._tell(lambda logger: logger.begin(config, first_round))
 
     def round_done(self, record: dict[str, Any], seconds: float) -> None:
-        for logger in self._loggers:
-            logger.log(record["round"], numbers(record, seconds))
+        self._tell(lambda logger: logger.log(record["round"], numbers(record, seconds)))
+
+    def close(self) -> None:
+        self._tell(lambda logger: logger.close())
+
+    def _tell(self, say: Callable[[Logger], None]) -> None:
+        """A run is worth more than its live view: a logger that fails, in whatever way, is left out from then on.
+
+        It is not tried again, because it has tried by itself: waiting for a dead server would hold up every round.
+        """
+        for logger in list(self._loggers):
+            try:
+                say(logger)
+            except Exception as error:
+                self._loggers.remove(logger)
+                log.warning("the run goes on without %s from here: %s", type(logger).__name__, _in_one_line(error))
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 class TensorBoard:
@@ -57,6 +81,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path):
         require("tensorboard")
+        folder.mkdir(parents=True, exist_ok=True)  # before the run: what is in the way is told before anything is done
         self._folder = folder
         self._writer: Any = None
 
@@ -85,30 +110,43 @@ class MLflow:
 
     def __init__(self, uri_or_folder: str):
         require("mlflow")
-        self._uri = uri_or_folder
+        uri = uri_or_folder
         if "://" not in uri_or_folder:
             require("sqlalchemy", "alembic")
             Path(uri_or_folder).mkdir(parents=True, exist_ok=True)
-            self._uri = f"sqlite:///{Path(uri_or_folder).resolve() / 'mlflow.db'}"
-        self._client: Any = None
+            uri = f"sqlite:///{Path(uri_or_folder).resolve() / 'mlflow.db'}"
+        try:  # before the run: an address that does not work is told before anything is done
+            self._client, self._experiment = self._contact(uri)
+        except Exception as error:  # of MLflow, SQLAlchemy, or a data base's driver that is not installed
+            raise ValueError(f"--mlflow {uri_or_folder} cannot be used (give a folder, or the address of an MLflow "
+                             f"server or data base): {_in_one_line(error)}") from None  # fmt: skip
         self._run_id = ""
         self._last_round = self._rounds = 0
 
-    def begin(self, config: Config, first_round: int) -> None:
+    def _contact(self, uri: str) -> tuple[Any, str]:
+        """A client of the server or data base, and the experiment there."""
         from mlflow.tracking import MlflowClient
 
-        self._client = MlflowClient(tracking_uri=self._uri)
+        patience = {name: value for name, value in FIRST_CONTACT.items() if name not in os.environ}
+        os.environ.update(patience)
+        try:
+            client = MlflowClient(tracking_uri=uri)
+            known = client.get_experiment_by_name(self.EXPERIMENT)
+            return client, known.experiment_id if known else client.create_experiment(self.EXPERIMENT)
+        finally:
+            for name in patience:
+                del os.environ[name]
+
+    def begin(self, config: Config, first_round: int) -> None:
         self._rounds = config.experiment.rounds
-        known = self._client.get_experiment_by_name(self.EXPERIMENT)
-        experiment = known.experiment_id if known else self._client.create_experiment(self.EXPERIMENT)
         identity = {"bcfl.identity": config.identity()}
         if first_round > 1:  # a resumed run goes on where its numbers are
             same = f"tags.`bcfl.identity` = '{config.identity()}' and attributes.status != 'FINISHED'"
-            for run in self._client.search_runs([experiment], same, max_results=1):
+            for run in self._client.search_runs([self._experiment], same, max_results=1):
                 self._run_id = run.info.run_id
                 return
         name = f"{config.method['name']}-s{config.experiment.seed}"
-        self._run_id = self._client.create_run(experiment, run_name=name, tags=identity).info.run_id
+        self._run_id = self._client.create_run(self._experiment, run_name=name, tags=identity).info.run_id
         for section, values in config.as_dict().items():
             for key, value in values.items():
                 self._client.log_param(self._run_id, f"{section}.{key}", value)
@@ -129,14 +167,17 @@ class MLflow:
 
 @contextmanager
 def live_view(tensorboard: Path | None, mlflow: str | None) -> Iterator[list[LiveView]]:
-    """The observers that the two options ask for; closed at the end, whatever happens."""
+    """The observers that the two options ask for; closed at the end, whatever happens.
+
+    That they cannot be closed is no error of its own, so it does not hide why a run has ended.
+    """
     loggers: list[Logger] = []
     if tensorboard is not None:
         loggers.append(TensorBoard(tensorboard))
     if mlflow is not None:
         loggers.append(MLflow(mlflow))
+    view = LiveView(loggers)
     try:
-        yield [LiveView(loggers)] if loggers else []
+        yield [view] if loggers else []
     finally:
-        for logger in loggers:
-            logger.close()
+        view.close()

@@ -101,7 +101,7 @@ def learning(groups: Sequence[Group]) -> "Figure":
             rounds, mean, deviation = group.band(lambda run, key=key: run.curve(key))  # type: ignore[misc]
             dash = DASHES[index // len(COLOURS) % len(DASHES)]
             panel.plot(rounds, mean, dash, color=colour(index), label=group.label, linewidth=1.3)
-            if len(group.runs) > 1:
+            if len(group.begun) > 1:
                 panel.fill_between(rounds, mean - deviation, mean + deviation, color=colour(index), alpha=0.18, lw=0)
         panel.set(xlabel="round", ylabel=title)
     if len(groups) > 1:

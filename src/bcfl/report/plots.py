@@ -53,16 +53,22 @@ def by_work(groups: Sequence[Group], key: str, title: str) -> Figure:
     traces: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
         rounds, mean, spread = group.band(lambda run: run.curve(key))
-        _, steps, _ = group.band(lambda run: dict(enumerate(run.work("local_steps").cumsum().tolist())))
+        # Of the runs that the metric is of, and no others: one that has not come as far would cut the steps short.
+        _, steps, _ = group.band(lambda run: _steps_by_round(run) if run.curve(key) else {})
         traces += _line_with_band(index, group, rounded(steps[rounds], 0), mean, spread, "%{x:,} steps")
     return {"data": traces, "layout": _axes("local training steps, all clients together", title, legend=True)}
+
+
+def _steps_by_round(run: Run) -> dict[int, float]:
+    """The local steps that all clients had spent by the end of each round, from round 0 (warm-up) on."""
+    return dict(enumerate(run.work("local_steps").cumsum().tolist()))
 
 
 def _line_with_band(
     index: int, group: Group, x: list[float], mean: Floats, spread: Floats, hover: str
 ) -> list[dict[str, Any]]:
     traces: list[dict[str, Any]] = []
-    if len(group.runs) > 1 and len(x):
+    if len(group.begun) > 1 and len(x):
         outline = {"x": x + x[::-1], "y": rounded(mean + spread) + rounded(mean - spread)[::-1]}
         fill = {"fill": "toself", "fillcolor": f"{colour(index)}/0.16", "line": {"width": 0}}
         traces.append({**outline, **fill, "mode": "lines", "hoverinfo": "skip", "showlegend": False,

@@ -20,6 +20,14 @@ from bcfl.methods import make_method
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+# Settings that a report asks for by name; every run writes all of its settings down.
+NEEDED_SETTINGS = (
+    ("method", "name"),
+    ("experiment", "rounds"),
+    ("experiment", "seed"),
+    ("data", "factory"),
+    ("model", "factory"),
+)
 
 
 @dataclass(frozen=True)
@@ -158,10 +166,9 @@ def read_run(path: Path) -> Run:
     """The run in a folder; a line that a running or killed process has only half written does not count."""
     if not (path / "config.json").is_file() or not (path / "manifest.json").is_file():
         raise ValueError(f"{path} is not a run folder (it has no config.json and manifest.json)")
-    config = _read_json(path / "config.json")
-    parse_config(config)  # a foreign config.json is named here rather than met later
-    environment = _read_json(path / "environment.json") if (path / "environment.json").is_file() else {}
-    records, timings = _lines(path / "rounds.jsonl"), _lines(path / "timings.jsonl")
+    config = _read_settings(path / "config.json")
+    environment = _read_object(path / "environment.json") if (path / "environment.json").is_file() else {}
+    records, timings = _lines(path / "rounds.jsonl", "round", "work"), _lines(path / "timings.jsonl", "seconds")
     stories = [
         Stories(
             np.asarray(line["parent"]),
@@ -169,14 +176,14 @@ def read_run(path: Path) -> Run:
             np.asarray(line["assignment"]),
             tuple(line.get("events", ())),
         )
-        for line in _lines(path / "associations.jsonl")
+        for line in _lines(path / "associations.jsonl", "parent", "log_weight", "assignment")
     ]
     start_work = records[0]["work"] if records else {}
     count = min(len(records[1:]), len(stories), len(timings))
     return Run(
         path=path,
         config=config,
-        manifest=_read_json(path / "manifest.json"),
+        manifest=_read_object(path / "manifest.json", "num_clients", "group"),
         environment=environment,
         start_work=start_work,
         rounds=records[1 : count + 1],
@@ -198,21 +205,46 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     return list(found.values())
 
 
-def _read_json(path: Path) -> Any:
+def _read_settings(path: Path) -> dict[str, dict[str, Any]]:
+    """The settings as the run has written them; a foreign file is named here rather than met later."""
+    config = _read_object(path)
     try:
-        return json.loads(path.read_text())
+        parse_config(config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    missing = [f"{section}.{key}" for section, key in NEEDED_SETTINGS if key not in config.get(section, {})]
+    if missing:
+        raise ValueError(f"{path} must hold all settings of a run; {missing[0]} is missing")
+    return config
+
+
+def _read_object(path: Path, *needed: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+    return _checked_object(found, path, needed)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _checked_object(found: Any, path: Path, needed: Sequence[str]) -> dict[str, Any]:
+    """What was read from that file, if it is an object with the needed keys."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {json.dumps(found)[:40]}")
+    missing = [key for key in needed if key not in found]
+    if missing:
+        raise ValueError(f"{path} must hold {', '.join(needed)}; {missing[0]} is missing")
+    return found
+
+
+def _lines(path: Path, *needed: str) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     whole = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is half a line
     try:
-        return [json.loads(line) for line in whole]
+        found = [json.loads(line) for line in whole]
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
+    return [_checked_object(line, path, needed) for line in found]
 
 
 @dataclass(frozen=True)
@@ -227,6 +259,11 @@ class Group:
     def label(self) -> str:
         """The method and what else tells the group from others."""
         return ", ".join([self.method, *(f"{title_of(key)} {text_of(v)}" for key, v in self.settings.items())])
+
+    @property
+    def begun(self) -> list[Run]:
+        """The runs that have something to tell: every mean is over these."""
+        return [run for run in self.runs if run.rounds]
 
     def band(self, value_of: Callable[[Run], dict[int, float]]) -> tuple[Ints, Floats, Floats]:
         """Mean and sample standard deviation over seeds, at the rounds that all of the group's runs have reached."""

@@ -43,16 +43,12 @@ MEASURES = (
 
 def shown_measures(groups: Sequence[Group]) -> list[Measure]:
     """The measures that at least one run has (no agreement where no true groups are known)."""
-    return [m for m in MEASURES if any(m.value_of(run) is not None for group in groups for run in _begun(group))]
-
-
-def _begun(group: Group) -> list[Run]:
-    return [run for run in group.runs if run.rounds]
+    return [m for m in MEASURES if any(m.value_of(run) is not None for group in groups for run in group.begun)]
 
 
 def cells(group: Group, measures: Sequence[Measure]) -> list[tuple[float, float] | None]:
     """Mean and deviation of each measure over the group's runs."""
-    return [mean_and_deviation([measure.value_of(run) for run in _begun(group)]) for measure in measures]
+    return [mean_and_deviation([measure.value_of(run) for run in group.begun]) for measure in measures]
 
 
 def written(cell: tuple[float, float] | None, measure: Measure, seeds: int, plus_minus: str = " ± ") -> str:
@@ -78,7 +74,7 @@ def markdown(groups: Sequence[Group]) -> str:
     measures, (titles, named) = shown_measures(groups), names(groups)
     rows = [[*titles, *(m.title for m in measures), "seeds"], ["---"] * len(titles) + ["---:"] * (len(measures) + 1)]
     for group, own in zip(groups, named, strict=True):
-        seeds = len(_begun(group))
+        seeds = len(group.begun)
         texts = [written(cell, m, seeds) for cell, m in zip(cells(group, measures), measures, strict=True)]
         rows.append([*(name.replace("|", "\\|") for name in own), *texts, str(seeds)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -92,7 +88,7 @@ def comma_separated(groups: Sequence[Group]) -> str:
     writer.writerow([*titles, *(name for m in measures for name in (f"{m.key}_mean", f"{m.key}_sd")), "seeds"])
     for group, own in zip(groups, named, strict=True):
         both = [number for cell in cells(group, measures) for number in (cell or ("", ""))]
-        writer.writerow([*own, *both, len(_begun(group))])
+        writer.writerow([*own, *both, len(group.begun)])
     return text.getvalue()
 
 
@@ -103,7 +99,7 @@ def latex(groups: Sequence[Group]) -> str:
     shape = "l" * len(titles) + "r" * (len(measures) + 1)
     lines = [rf"\begin{{tabular}}{{{shape}}}", r"\toprule", head + r" \\", r"\midrule"]
     for group, own in zip(groups, named, strict=True):
-        seeds = len(_begun(group))
+        seeds = len(group.begun)
         both = zip(cells(group, measures), measures, strict=True)
         texts = [written(cell, m, seeds, r" \pm ").replace(",", "{,}") for cell, m in both]
         numbers = [f"${text}$" if text else "" for text in texts]
