@@ -282,6 +282,7 @@ def _fill_evaluate(parser: _Parser) -> None:
     )
     _describe(parser, text, EVALUATE_EXAMPLES)
     parser.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
+    _add_data_path(parser)
     kinds = ("mean", "samples", "sigma", "last_layer")
     parser.add_argument("--beliefs", choices=kinds, default="mean", help="what stands for a belief (default: its mean)")
     parser.add_argument("--samples", type=_positive, default=16, metavar="N", help="draws per belief (default: 16)")

@@ -6,7 +6,6 @@ import importlib.util
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def resume_run(options: Namespace) -> int:
     how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
     if options.data_path is not None:
         config = parse_config(RunFolder.open(options.run).read("config.json"))
-        how["config"] = replace(config, data=replace(config.data, path=str(options.data_path)))
+        how["config"] = config.with_data_path(str(options.data_path))
     return _show(options, lambda observers: resume(options.run, **how, observers=observers))
 
 

@@ -200,6 +200,13 @@ def test_overrides_that_name_no_setting_are_refused(override: str) -> None:
         apply_override({}, override)
 
 
+def test_where_data_lie_is_no_part_of_what_a_run_is() -> None:
+    config = load_config(None, ["data.name=fashion_mnist", "data.path=here"])
+    moved = config.with_data_path("there")
+    assert moved.data.path == "there"
+    assert moved.identity() == config.identity()
+
+
 def test_none_empties_what_may_be_empty() -> None:
     config = load_config(None, ["method.scoring_examples=none", "data.seed=none", "method.temperature=none"])
     assert load_config(None, ["data.path=none", "data.factory=none"]).data == load_config(None).data

@@ -101,6 +101,10 @@ class Config:
         data = self.data.name if self.data.factory is None else "own"
         return f"{data}-{self.method['name']}-s{self.experiment.seed}"
 
+    def with_data_path(self, path: str) -> "Config":
+        """The same, with its data set at that place: nothing that decides results."""
+        return dataclasses.replace(self, data=dataclasses.replace(self.data, path=path))
+
     def all_settings(self) -> dict[str, dict[str, Any]]:
         """Every setting as a plain value, ready for JSON."""
         plain: dict[str, dict[str, Any]] = json.loads(json.dumps(dataclasses.asdict(self)))  # tuples become lists

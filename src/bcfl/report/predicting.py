@@ -3,6 +3,7 @@
 import json
 import math
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,10 @@ def evaluate_run(options: Namespace) -> int:
     allowed = "auto or a number ≥ 0"
     prior = math.inf if automatic else _number(options.prior_precision, "--prior-precision", allowed)
     spread = Spread(options.beliefs, options.samples, prior)
-    found = evaluate(load_result(options.run), spread, choose=automatic)
+    result = load_result(options.run)
+    if options.data_path is not None:
+        result = replace(result, config=result.config.with_data_path(str(options.data_path)))
+    found = evaluate(result, spread, choose=automatic)
     if options.out:
         write_atomically(options.out, to_json(found))
     if options.json:
