@@ -348,8 +348,8 @@ def test_own_model_and_clients_by_name(capsys: pytest.CaptureFixture[str]) -> No
     assert "agreement" not in shown  # nobody said what the true groups are
     (Path("runs/own-bcfl-mh-3-s0/result.json")).unlink()
     assert call(["resume", "runs/own-bcfl-mh-3-s0", "--quiet", "--data-path", "elsewhere"]) == 0  # needed by none
-    assert call(["evaluate", "runs/own-bcfl-mh-3-s0", "--data-path", "elsewhere"]) == 0
     assert capsys.readouterr().out == shown
+    assert call(["evaluate", "runs/own-bcfl-mh-3-s0", "--data-path", "elsewhere"]) == 0
 
 
 def test_the_working_directory_is_a_place_for_own_modules(

@@ -37,7 +37,7 @@ class Hypotheses:
     parent_of: Tensor  # (belief,) -> the belief it came from in the round before
     family: Tensor  # (hypothesis,) -> the initial draw of cluster models that it descends from
     personal: Tensor | None = None  # (client, vector): the clients' own models, for methods that personalise
-    membership: Tensor | None = None  # (hypothesis, client, cluster): probability, for methods with a memory
+    membership: Tensor | None = None  # (hypothesis, client, cluster): probability, for methods that remember it
     stays: Tensor | None = None  # (2,): expected stays and moves so far, where the staying probability is learned
     sketch: Tensor | None = None  # (client, coordinate): where its data pull each client's model, where clusters split
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from inprocess_grid import FIRST_NODE, InProcessGrid, federate, flat, run_server, settings
 
+from bcfl.engines.flower.clients import FlowerClients
 from bcfl.engines.flower.privacy import spent
 from bcfl.engines.flower.records import FLOAT, read_array
+from bcfl.engines.simulator import Participation
 from bcfl.experiment.config import Config, load_config, parse_config
 from bcfl.experiment.problem import load_data
 from bcfl.experiment.result import Result
@@ -652,3 +655,34 @@ def test_a_client_whose_budget_is_spent_says_no_more_and_the_run_goes_on(
     trainings = [record["work"]["trainings"] for record in load_result(tmp_path / "run").history]
     assert trainings == [0, 4, 3, 3]
     assert "round 2, train.fit, client 0: failed: the privacy budget" in caplog.text
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [[0], [1], [0, 2], [3]])
+def test_nobodys_answer_is_held_for_a_straggler(
+    late: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One posterior is folded in while the next is read: no more of them are there at any time."""
+    read, draw = FlowerClients._read_posterior, Participation.draw
+    made: list[weakref.ref[Any]] = []
+    held = []
+
+    def watched(*arguments: Any) -> Any:
+        made.append(weakref.ref(posterior := read(*arguments)))
+        held.append(sum(one() is not None for one in made))
+        return posterior
+
+    def slow(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        present, in_time = draw(*arguments)
+        in_time[late] = False
+        return present, in_time
+
+    monkeypatch.setattr(FlowerClients, "_read_posterior", watched)
+    monkeypatch.setattr(Participation, "draw", slow)
+    result = federate(config_of("fedavg", 2), NUM_CLIENTS, tmp_path / "run")
+    assert [record["work"]["late"] for record in result.history] == [0, len(late), len(late)]
+    assert len(held) == 2 * (NUM_CLIENTS - len(late))
+    assert max(held) <= 2
+    assert_same(result, start(config_of("fedavg", 2), None, num_workers=1))

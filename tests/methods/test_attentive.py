@@ -55,7 +55,7 @@ def test_equal_models_are_averaged_equally_by_default() -> None:
 @pytest.mark.parametrize("proximal", [0.0, 1.0, 3.0])
 def test_fedamp_minimises_loss_plus_distance_to_the_mixture(proximal: float) -> None:
     """argmin ½‖w − target‖² + λ/2 ‖w − u‖² = (target + λ u) / (1 + λ), whatever a client's number of examples."""
-    clients = pulled_clients(TARGETS, SIZES, STARTS, absent=frozenset({2}))
+    clients = pulled_clients(TARGETS, SIZES, STARTS + 1, absent=frozenset({2}))  # all have left the start
     method = FedAMP(sigma=2.0, alpha=0.5, proximal=proximal)
     before = replace(method.init(clients), models=flat(OWN))
     state, _ = method.round(before, clients)
@@ -65,6 +65,29 @@ def test_fedamp_minimises_loss_plus_distance_to_the_mixture(proximal: float) -> 
     assert torch.equal(state.models.mean[2], OWN[2])
     models, own = state.predictors()
     assert torch.equal(models[own], state.models.mean)  # a client's own model is what is tested
+
+
+@pytest.mark.parametrize("attention", ["distance", "cosine"])
+def test_fedamp_listens_only_to_those_who_have_trained(attention: str) -> None:
+    clients = pulled_clients(TARGETS, SIZES, OWN[None, 2:], absent=frozenset({2}))  # client 2 is where all began
+    method = FedAMP(attention=attention)
+    before = replace(method.init(clients), models=flat(OWN))
+    state, _ = method.round(before, clients)
+    mixture = method.attention_weights(OWN[:2]) @ OWN[:2]
+    assert torch.allclose(state.models.mean[:2], (TARGETS[:2] + mixture) / 2)
+    assert torch.equal(state.models.mean[2], OWN[2])
+
+
+def test_fedamp_gives_one_who_trains_for_the_first_time_the_mean_of_the_others() -> None:
+    clients = pulled_clients(TARGETS, SIZES, OWN[None, 2:])
+    method, fit, starts = FedAMP(), clients.fit, []
+    clients.fit = lambda models, jobs: starts.append(jobs.start) or fit(models, jobs)
+    state, _ = method.round(replace(method.init(clients), models=flat(OWN)), clients)
+    mean = OWN[:2].mean(0)
+    assert torch.allclose(state.models.mean[2], (TARGETS[2] + mean) / 2)
+    assert torch.allclose(starts[0], torch.stack([OWN[0], OWN[1], mean]))
+    method.round(state, clients)
+    assert torch.equal(starts[1], state.models.mean)  # from now on it goes on from its own, as all do
 
 
 # --- FedSoft ----------------------------------------------------------------------------------------------------------

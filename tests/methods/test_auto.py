@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation_fixtures import ConjugateClients, client_data, linear, simulator
+from federation_fixtures import ConjugateClients, client_data, linear, network, simulator
 from torch import Tensor
 
 from bcfl.association import Branches
@@ -287,6 +287,24 @@ def test_held_out_examples_are_scored_and_never_trained() -> None:
             assert len(held) == round(0.2 * len(client.train))
             assert sorted(held + kept) == sorted(client.train.index.tolist())
             assert client.scored(0.0).index.tolist() == client.train.index.tolist()
+
+
+@pytest.mark.parametrize("device", ["cpu", "stacked-cpu"])
+def test_a_client_of_two_examples_keeps_both_for_training(device: str) -> None:
+    """BatchNorm cannot train on the one that holding out the other would leave."""
+    sizes, method = [8, 8, 3, 2], AutoBCFL()
+    data = from_arrays([(x[:n], y[:n], *test) for n, (x, y, *test) in zip(sizes, client_data(4), strict=True)])
+    with simulator(data, network, TRAINING, device=device) as engine:
+        assert [len(client._part(0.2, held=False)) for client in engine.clients] == [6, 6, 2, 2]
+        assert [len(client.scored(0.2)) for client in engine.clients] == [2, 2, 1, 2]
+        assert [client.num_scored(None, 0.2) for client in engine.clients] == [2, 2, 1, 2]
+        assert [len(client._part(0.9, held=False)) for client in engine.clients] == [2, 2, 2, 2]
+        state = method.init(engine.begin(0))
+        for index in range(1, 5):
+            clients = engine.begin(index)
+            state, _ = method.round(state, clients)
+            assert clients.work.rejected == 0
+    assert state.models.is_finite()
 
 
 def test_two_groups_are_found_and_the_search_ends() -> None:

@@ -1,12 +1,16 @@
 """FedAvg, Local and BP-FedAvg by hand, on clients whose local solutions are closed forms."""
 
 from dataclasses import replace
+from itertools import combinations, permutations
 
 import pytest
 import torch
-from federation_fixtures import pulled_clients, run, simulator
+from federation_fixtures import client_data, linear, pulled_clients, run, simulator
 
-from bcfl.gaussian import Gaussian, merge
+from bcfl.data.arrays import from_arrays
+from bcfl.engines.simulator import Participation
+from bcfl.gaussian import Gaussian, merge, stack
+from bcfl.local import Training
 from bcfl.methods.averaging import BPFedAvg, FedAvg, Local
 
 TARGETS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [4.0, 4.0]], dtype=torch.float64)
@@ -63,11 +67,81 @@ def test_bp_fedavg_matches_the_moments_of_the_weighted_posteriors() -> None:
     assert torch.allclose(models[own], both.mean)
 
 
-def test_bp_fedavg_keeps_its_belief_when_only_clients_without_weight_answer() -> None:
-    far = torch.tensor([[0.0, 0.0], [1e3, 1e3]], dtype=torch.float64)
-    clients = pulled_clients(far, [10.0, 10.0], STARTS, silent=frozenset({0}))
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
+def test_bp_fedavg_weighs_those_who_arrive_among_each_other(order: tuple[int, ...]) -> None:
+    """In whatever order, and whoever is missing: as if only they had been asked."""
+    # Distances from the prior's mean that make the log-weights −5, −5.6, −41.5 and −5·10⁶.
+    distance = torch.tensor([1.0, 1.058, 2.88, 1e3], dtype=torch.float64)[list(order)]
+    towards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], dtype=torch.float64)
+    method = BPFedAvg(forgetting=0.5, temperature="none")
+    prior = Gaussian(torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[8.0, 4.0]], dtype=torch.float64))
+    for lost in subsets_of(4):
+        clients = pulled_clients(distance[:, None] * towards, [10.0] * 4, STARTS, silent=frozenset(lost))
+        state, _ = method.round(replace(method.init(clients), models=prior), clients)
+        there = [client for client in range(4) if client not in lost]
+        half = Gaussian(prior.mean[0], prior.precision[0] / 2)
+        posteriors = stack([clients.clients[client].posterior(half) for client in there])
+        expected = merge(posteriors, -5 * distance[there].square())
+        assert torch.allclose(state.models.mean[0], expected.mean)
+        assert torch.allclose(state.models.precision[0], expected.precision)
+        assert torch.equal(state.personal[there], posteriors.mean)  # also of those whose weight is nothing
+        assert torch.equal(state.personal[list(lost)], state.models.mean[0].expand(len(lost), 2))
+
+
+def subsets_of(count: int) -> list[tuple[int, ...]]:
+    """All but the whole."""
+    return [subset for size in range(count) for subset in combinations(range(count), size)]
+
+
+@pytest.mark.parametrize("distance", [4.5, 1e3])  # e⁻¹⁰¹ is nothing in single precision, exp(−5·10⁶) in any
+def test_bp_fedavg_goes_on_with_whoever_answers(distance: float) -> None:
+    clients = pulled_clients(
+        torch.tensor([[0.0, 0.0], [distance, 0.0]]), [10.0, 10.0], STARTS.float(), silent=frozenset({0})
+    )
     method = BPFedAvg(temperature="none")
-    before = method.init(clients)
-    state, _ = method.round(before, clients)  # the one that answered has weight exp(−10⁷) = 0
-    assert torch.equal(state.models.mean, before.models.mean)
-    assert state.models.precision.isfinite().all()
+    state, _ = method.round(method.init(clients), clients)
+    assert state.models.mean[0].tolist() == [distance, 0.0]
+    assert state.models.precision[0].tolist() == pytest.approx([10.0, 10.0])
+    clients.silent = frozenset({0, 1})
+    after, _ = method.round(state, clients)
+    assert torch.equal(after.models.mean, state.models.mean)
+    assert torch.equal(after.models.precision, state.models.precision)
+
+
+def test_bp_fedavg_with_clients_that_contradict_each_other_and_answer_late() -> None:
+    rows = client_data(4, 1, 500, equal=True)
+    contradicting = [(x, (y + j // 2) % 3, x_test, y_test) for j, (x, y, x_test, y_test) in enumerate(rows)]
+    training = Training(local_steps=10, learning_rate=0.5)
+    method = BPFedAvg(temperature="none")
+    with simulator(from_arrays(contradicting), linear, training, Participation(straggling=0.5)) as engine:
+        state = method.init(engine.begin(0))
+        for index in range(1, 9):
+            clients, before = engine.begin(index), state
+            state, _ = method.round(state, clients)
+            assert state.models.is_finite()
+            adapted = (state.personal != before.personal).any(1)
+            assert adapted[clients.in_time].all()
+
+
+def test_bp_fedavg_serves_who_never_adapted_with_what_all_share() -> None:
+    clients = pulled_clients(TARGETS, SIZES, STARTS, absent=frozenset({1, 2}))
+    method = BPFedAvg()
+    first, _ = method.round(method.init(clients), clients)
+    assert torch.equal(first.personal, TARGETS[:1].expand(3, 2))  # a flat prior: client 0 alone is the global belief
+    clients.absent = frozenset({0, 2})
+    second, _ = method.round(first, clients)
+    assert torch.equal(second.personal[0], TARGETS[0])  # its own adaptation, though the belief has moved on
+    assert not torch.equal(second.models.mean[0], TARGETS[0])
+    assert torch.equal(second.personal[1:], second.models.mean.expand(2, 2))
+    clients.absent = frozenset({0, 1})
+    third, _ = method.round(second, clients)
+    assert torch.equal(third.personal[:2], second.personal[:2])
+
+
+def test_bp_fedavg_goes_on_with_runs_that_did_not_remember_who_adapted() -> None:
+    clients = pulled_clients(TARGETS, SIZES, STARTS, absent=frozenset({1}))
+    method = BPFedAvg()
+    old = replace(method.init(clients), membership=None)
+    state, _ = method.round(old, clients)
+    assert torch.equal(state.personal[1], old.personal[1])
+    assert not torch.equal(state.personal[0], old.personal[0])

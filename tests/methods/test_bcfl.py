@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from bcfl.association import Branches, branch
 from bcfl.conceptual import ConjugateClient, Story, conceptual_bcfl, joint_log_evidence, log_likelihood_at_mean
+from bcfl.evidence import LEAST_PRECISION
+from bcfl.experiment.config import load_config
+from bcfl.experiment.run import start
 from bcfl.federation import Hypotheses, Jobs
 from bcfl.gaussian import FUSION_RULES, Gaussian, fuse, merge
 from bcfl.methods.bcfl import BCFL
@@ -106,14 +110,45 @@ def test_the_distance_to_the_oracle_falls_with_the_number_of_hypotheses() -> Non
     assert distances[-1] < 1e-9
 
 
-def test_evidence_by_many_points_comes_near_the_exact_evidence() -> None:
-    """One round, all associations: weights by random points of the beliefs against the integral (eq. fed_weight)."""
+@pytest.mark.parametrize("known", [0.0, 0.5, 0.999])
+def test_evidence_by_many_points_comes_near_the_exact_evidence(known: float) -> None:
+    """One round, all associations: weights by random points of the beliefs against the integral (eq. fed_weight).
+
+    The integral is over a belief of which LEAST_PRECISION is a part, all of it where nothing is `known`. In another unit
+    of length it is the world as ever.
+    """
     starts, rounds = world(3, 1, 2, 2)
+    unit = math.sqrt(PRECISION * (1 - known) / LEAST_PRECISION)
+    clients = [replace(c, estimate=c.estimate * unit, information=c.information / unit**2) for c in rounds[0]]
     expected = oracle(starts, rounds, evidence=joint_log_evidence)
-    at_mean = distance(stories_of(BCFL(num_clusters=2, max_hypotheses=4, **EXACT), starts, rounds), expected)
-    points = BCFL(num_clusters=2, max_hypotheses=4, evidence_points=20_000, evidence_kind="random", **EXACT)
-    by_points = distance(stories_of(points, starts, rounds), expected)
+    options = {**EXACT, "prior_precision": LEAST_PRECISION * known / (1 - known), "num_clusters": 2}
+    at_mean, by_points = (
+        distance(stories_of(BCFL(max_hypotheses=4, **points, **options), starts * unit, [clients]), expected)
+        for points in ({}, {"evidence_points": 20_000, "evidence_kind": "random"})
+    )
     assert by_points < 0.02 < at_mean
+
+
+@pytest.mark.parametrize("kind", ["sigma", "random"])
+def test_more_points_find_the_groups_of_real_networks(kind: str, tmp_path: Path) -> None:
+    """Most weights of a network see little of the data: points that vary them freely would be noise."""
+    settings = ["method.name=bcfl-mh-3-w", "method.evidence_points=4", f"method.evidence_kind={kind}"]
+    result = start(load_config(None, [*settings, "experiment.rounds=3"]), tmp_path / "run", num_workers=1)
+    assert torch.bincount(result.assignment).tolist() == [5, 5, 5, 5]
+
+
+def test_points_vary_untrained_weights_and_no_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[Tensor] = []
+    with simulator() as engine:
+        clients, method = engine.begin(1), BCFL(2, evidence_points=4)
+        state, score = method.init(engine.begin(0)), clients.score
+        monkeypatch.setattr(clients, "score", lambda models, *rest: (scored.append(models), score(models, *rest))[1])
+        method.round(state, clients)
+        weights, statistics = (scored[0].view(4, *state.models.mean.shape) - state.models.mean).tensor_split(
+            [clients.num_parameters], -1
+        )
+    assert torch.allclose(weights.abs(), torch.tensor(LEAST_PRECISION**-0.5), rtol=1e-3)
+    assert not statistics.any()
 
 
 # --- one round by hand ------------------------------------------------------------------------------------------------

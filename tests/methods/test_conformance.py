@@ -160,7 +160,10 @@ def test_partial_participation(name: str) -> None:
             assert state.models.is_finite()
             assert torch.equal(state.assignment[0, gone], before.assignment[info.parent[0], gone])
             if before.personal is not None:
-                assert torch.equal(state.personal[gone], before.personal[gone])
+                kept = (state.personal == before.personal).all(1)
+                # One that has never adapted may follow the model that all share.
+                follows = [(s.personal == s.models.mean[0]).all(1) for s in (before, state)]
+                assert (kept | (follows[0] & follows[1]))[gone].all()
         assert models_of_clients(state).isfinite().all()
 
 

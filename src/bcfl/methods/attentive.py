@@ -15,7 +15,7 @@ from bcfl.randomness import numpy_generator
 
 @dataclass(frozen=True)
 class FedAMP:
-    """Each client's model is drawn towards a mixture of all, in which similar models count more.
+    """Each client's model is drawn towards a mixture of all that have trained, in which similar models count more.
 
     uᵢ = Σⱼ ξᵢⱼ wⱼ, then wᵢ = argmin Fᵢ(w) + proximal/2 ‖w − uᵢ‖², where proximal is the paper's λ/α. `distance`:
     ξᵢⱼ = α A′(‖wᵢ−wⱼ‖²), A(x) = 1 − exp(−x/σ), ξᵢᵢ = 1 − Σ ξᵢⱼ; `cosine`: ξᵢᵢ = ½, the rest ∝ exp(10 cos(wᵢ, wⱼ)).
@@ -33,16 +33,29 @@ class FedAMP:
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         own, present = state.models.mean, clients.present.nonzero()[:, 0]
-        mixtures = self.attention_weights(own[:, : clients.num_parameters]).to(own.dtype) @ own
+        untrained = clients.draw_model(0, 0)
+        trained = torch.tensor([not torch.equal(model, untrained) for model in own])
+        trained |= ~trained.any()  # at the beginning all are alike
+        mixtures = self._shares(own[:, : clients.num_parameters], trained).to(own.dtype) @ own
+        # Whoever trains for the first time begins where the others have come to.
+        start = own if trained.all() else torch.where(trained[:, None], own, mixtures)
         strength = self.proximal * clients.num_examples[present]
         new_own = own.clone()
         for client, posterior in zip(
-            present.tolist(), clients.fit(unit(mixtures), Jobs(present, present, strength, start=own)), strict=True
+            present.tolist(), clients.fit(unit(mixtures), Jobs(present, present, strength, start=start)), strict=True
         ):
             if posterior is not None:
                 new_own[client] = posterior.mean
         new = single_story(flat(new_own), state.assignment)
         return new, one_story(new)
+
+    def _shares(self, own: Tensor, trained: Tensor) -> Tensor:
+        """ξ among those who have trained; who has not is drawn to their mean: nothing tells yet whom it resembles."""
+        if trained.all():
+            return self.attention_weights(own)
+        shares = (trained.double() / trained.sum()).repeat(len(own), 1)
+        shares[trained[:, None] & trained] = self.attention_weights(own[trained]).flatten()
+        return shares  # (client, client)
 
     def attention_weights(self, own: Tensor) -> Tensor:
         """ξ, the share of each client's model in each mixture; rows sum to one."""  # (client, client)

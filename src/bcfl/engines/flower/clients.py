@@ -170,7 +170,8 @@ class FlowerClients:
         answered = set()
         asked = {job for share in shares for job in share}
         for job, client in enumerate(clients):
-            while job not in ready and (answer := next(answers, None)) is not None:
+            # Nobody waits for what was not asked: all the others' answers would be held meanwhile.
+            while job in asked and job not in ready and (answer := next(answers, None)) is not None:
                 ready.update(zip(shares[answer[0]], answer[1], strict=True))
                 answered.add(asks[answer[0]].client)
             if job in asked:
