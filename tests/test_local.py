@@ -309,6 +309,46 @@ def test_batch_fisher_with_one_example_per_batch_is_the_exact_one() -> None:
     assert torch.allclose(batch.precision, exact.precision, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("num_examples", [20, 32])
+def test_a_client_that_fits_into_a_batch_has_the_exact_fisher(num_examples: int) -> None:
+    """Its only batch is all of its data, whose mean gradient vanishes at the optimum."""
+    model, examples = FlatModel(build(linear, 0)), tiny_examples(num_examples)
+    trained = fitted(model, flat(model.vector.clone()), examples, replace(FULL, local_steps=500)).mean
+    training = Training(learning_rate=0.01, momentum_state="fresh")
+    by_batch, exact = (
+        fitted(model, flat(trained), examples, replace(training, fisher=kind), curvature=True)
+        for kind in ("batch", "exact")
+    )
+    assert torch.equal(by_batch.mean, exact.mean)
+    assert torch.equal(by_batch.precision, exact.precision)
+    expected = num_examples * per_example_loop(model, by_batch.mean, examples)
+    assert torch.allclose(by_batch.precision, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("batch_size", [5, 10, 15])  # of 30 examples, so that no batch lies across two passes
+def test_batch_fisher_is_too_small_by_the_share_of_a_batch(batch_size: int) -> None:
+    """Without replacement a batch of B has B·ḡ² + (N−B)/(N−1)·(F − ḡ²) on average, as docs/maths.md says."""
+    model, examples = FlatModel(build(linear, 0)), tiny_examples()
+    start = model.vector.clone()
+    training = Training(learning_rate=1e-12, batch_size=batch_size, local_steps=6000, momentum_state="fresh")
+    found = fitted(model, flat(start), examples, training, curvature=True).precision / len(examples)
+    fisher = per_example_loop(model, start, examples)
+    model.load(start)
+    x, y = examples.batch(torch.arange(len(examples)))
+    mean = torch.cat([own.clone() for _, own in model.gradients(F.cross_entropy(model.module(x), y))])
+    share = (len(examples) - batch_size) / (len(examples) - 1)
+    expected = batch_size * mean**2 + share * (fisher - mean**2)
+    assert torch.allclose(found, expected, rtol=0.1)
+
+
+def test_exact_fisher_of_a_large_model_is_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, examples = FlatModel(build(network, 0)), tiny_examples()
+    expected = local.exact_fisher(model, examples, 30, generator(0))
+    monkeypatch.setattr(local, "FISHER_LARGE", model.num_parameters - 1)
+    monkeypatch.delattr(local, "_stacked_fisher")
+    assert torch.allclose(local.exact_fisher(model, examples, 30, generator(0)), expected, rtol=1e-4, atol=1e-8)
+
+
 def test_without_curvature_the_precision_counts_examples() -> None:
     model, examples = FlatModel(build(network, 0)), tiny_examples()
     posterior = fitted(model, flat(model.vector.clone()), examples, Training())
@@ -455,6 +495,18 @@ def test_check_model_tells_classes_and_global_draws() -> None:
 def test_check_model_refuses_what_does_not_fit(module: nn.Module, num_classes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         local.check_model(FlatModel(module), tiny_examples(), num_classes)
+
+
+def test_check_model_tries_a_batch_of_training_or_a_prediction() -> None:
+    model, one = FlatModel(build(network, 0)), tiny_examples(1)
+    with pytest.raises(ValueError, match=r"trained on one example at a time \(.*\): a client has one training example"):
+        local.check_model(model, one, NUM_CLASSES, batch_size=32)
+    with pytest.raises(ValueError, match=r"at a time .*: training\.batch_size is 1, at least 2 are needed"):
+        local.check_model(model, tiny_examples(), NUM_CLASSES, batch_size=1)
+    assert local.check_model(model, one, NUM_CLASSES, predicts_only=True) == (NUM_CLASSES, False)
+    assert local.check_model(FlatModel(build(linear, 0)), one, NUM_CLASSES, batch_size=1) == (NUM_CLASSES, False)
+    with pytest.raises(ValueError, match=r"does not accept inputs of shape \(4,\)"):  # not for want of examples
+        local.check_model(FlatModel(nn.Linear(5, 3)), one, NUM_CLASSES, batch_size=1)
 
 
 class Replacing(nn.Linear):

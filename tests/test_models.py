@@ -37,6 +37,18 @@ def test_vector_holds_parameters_then_statistics() -> None:
     assert model.num_last_layer == 4 * 9 * 2 + 2
 
 
+def test_running_variances_are_where_the_vector_says() -> None:
+    for factory in (convolutional, lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.BatchNorm1d(2))):
+        module = build(factory, 0)
+        model = FlatModel(module)
+        for part in model.variances:
+            model.vector[part] = 7.0
+        norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        assert all(norm.running_var.eq(7).all() for norm in norms)
+        assert int(model.vector.eq(7).sum()) == sum(norm.num_features for norm in norms)
+    assert FlatModel(build(lambda: nn.Linear(3, 2), 0)).variances == ()
+
+
 def test_module_computes_the_same_after_it_is_flattened() -> None:
     module, again = build(convolutional, 0).eval(), build(convolutional, 0).eval()
     assert torch.allclose(FlatModel(again).module(images()), module(images()), atol=1e-6)

@@ -200,11 +200,11 @@ class Work:
 
 
 def num_held_out(num_examples: Tensor, share: float) -> Tensor:
-    """How many of a client's examples are held out from training: about that share, and at least one is left on
-    either side wherever a client has two."""  # (client,) -> (client,)
+    """How many of a client's examples are held out from training: about that share and at least one, but two are
+    left for training, because BatchNorm cannot train on one. None of a client that has no more."""  # (client,)
     if not share:
         return torch.zeros_like(num_examples)
-    return (num_examples * share).round().clamp(min=1).minimum((num_examples - 1).clamp(min=0))
+    return (num_examples * share).round().clamp(min=1).minimum((num_examples - 2).clamp(min=0))
 
 
 def prior_of(belief: Gaussian, strength: float, num_parameters: int) -> Gaussian:

@@ -19,6 +19,7 @@ from bcfl.models import LARGE, FlatModel
 
 CHUNK = 64  # examples per forward pass where no gradient is needed: more would fall out of the cache
 FISHER_CHUNK = 32  # per-example gradients that are held at a time
+FISHER_LARGE = 1 << 20  # parameters: of larger models, gradients one by one are faster, and need not be held
 NUM_BINS = 15  # of the calibration table
 FLOOR = -1e6  # the least log-likelihood of an example: an overflow in the network must not become a score of NaN
 
@@ -103,7 +104,8 @@ def fit(
         velocity.copy_(momentum)
     prior_mean = prior.mean[:num_parameters]
     pull = proximal_pull(prior.precision[:num_parameters], num_examples, training)
-    fisher = torch.zeros(num_parameters) if curvature and training.fisher == "batch" else None
+    by_batches = curvature and not needs_exact_fisher(training, num_examples)
+    fisher = torch.zeros(num_parameters) if by_batches else None
 
     with model.living_in(mean):
         model.seed(generator)
@@ -150,6 +152,14 @@ def proximal_pull(precision: Tensor, num_examples: int | Tensor, training: Train
     return pull
 
 
+def needs_exact_fisher(training: Training, num_examples: int) -> bool:
+    """Whether the Fisher information must come from single examples, by the settings or for want of examples.
+
+    A batch of all examples shows no scatter: its mean gradient vanishes at the optimum, and their squares do not.
+    """
+    return training.fisher == "exact" or num_examples <= training.batch_size
+
+
 def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, generator: torch.Generator) -> Tensor:
     """The diagonal empirical Fisher, the mean over examples of ∂log p(y|x,θ)² at the model's parameters.
 
@@ -157,6 +167,8 @@ def exact_fisher(model: FlatModel, examples: Examples, max_examples: int, genera
     """  # (parameter,)
     rows = torch.randperm(len(examples), generator=generator)[:max_examples]
     model.module.eval()
+    if model.num_parameters > FISHER_LARGE:
+        return _looped_fisher(model, examples, rows)
     try:
         return _stacked_fisher(model, examples, rows)
     except Exception:  # a model may do what vmap cannot
@@ -312,21 +324,27 @@ def calibration_table(confidence: Tensor, correct: Tensor) -> Tensor:
     return torch.zeros(NUM_BINS, 3, dtype=torch.float64).index_add(0, bins, rows)  # (bin, [examples, sum, correct])
 
 
-def check_model(model: FlatModel, examples: Examples, num_classes: int) -> tuple[int, bool]:
+def check_model(
+    model: FlatModel, examples: Examples, num_classes: int, *, batch_size: int = 2, predicts_only: bool = False
+) -> tuple[int, bool]:
     """The number of classes the model tells apart, and whether training draws from torch's global generator.
 
     Such draws cannot be told apart between threads, so an engine must then train in one thread. Raises if the model
-    does not fit the data.
+    does not fit the data: it is tried on a batch as in training, or in evaluation mode if it only predicts.
     """
-    x, _ = examples.batch(torch.arange(min(2, len(examples))))
+    x, _ = examples.batch(torch.arange(min(batch_size, len(examples))))
     model.seed(torch.Generator())
-    model.module.train()
+    model.module.train(not predicts_only)
     before = torch.get_rng_state()
     try:
         with torch.no_grad():
             output = model.module(x)
     except Exception as error:  # a user's model may raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
+        if len(x) == 1 and not predicts_only and _accepts(model, torch.cat([x, x])):
+            cause = "training.batch_size is 1" if batch_size == 1 else "a client has one training example"
+            raise ValueError(f"model cannot be trained on one example at a time ({reason}): {cause}, "
+                             "at least 2 are needed") from error  # fmt: skip
         if reason.startswith(
             "view size is not compatible"
         ):  # torch's own advice is meant for x.view(...) of the user's
@@ -343,3 +361,12 @@ def check_model(model: FlatModel, examples: Examples, num_classes: int) -> tuple
         raise ValueError(f"model must return (example, class) scores with at least {num_classes} classes, "
                          f"as the labels need; it returned {tuple(output.shape)} for {len(x)} examples")  # fmt: skip
     return output.shape[1], drawn
+
+
+def _accepts(model: FlatModel, x: Tensor) -> bool:
+    try:
+        with torch.no_grad():
+            model.module(x)
+    except Exception:  # a user's model may raise anything
+        return False
+    return True

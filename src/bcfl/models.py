@@ -54,6 +54,12 @@ class FlatModel:
         for tensor, view in zip(self._tensors, views(self.vector, self._tensors), strict=True):
             view.copy_(tensor.detach())
             tensor.data = view
+        # Where BatchNorm's running variances are in the vector: whoever changes it as a whole must keep them positive.
+        self.variances = tuple(
+            slice(buffer.storage_offset(), buffer.storage_offset() + buffer.numel())
+            for name, buffer in module.named_buffers()
+            if name.rpartition(".")[2] == "running_var" and buffer.is_floating_point()
+        )
         self._spots = [(tensor.shape, tensor.stride(), tensor.storage_offset()) for tensor in self._tensors]
         if not self.vector.isfinite().all():
             raise ValueError("model must start with finite parameters and statistics")

@@ -2,15 +2,23 @@
 
 import json
 import math
+import secrets
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from federation_fixtures import client_data, examples_of, network
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from bcfl.engines.flower.privacy import Ledger, Privacy, privacy_from, spent
+pytest.importorskip("flwr")
+
+from bcfl import local
+from bcfl.engines.client import LocalClient, draw_model, layout_of
+from bcfl.engines.flower.privacy import LEAST_VARIANCE, Ledger, Privacy, privacy_from, spent
+from bcfl.local import Training
+from bcfl.models import FlatModel, build
 
 ALMOST_NONE = 1e-9  # so little noise that only the clipping shows
 
@@ -41,15 +49,54 @@ def test_releases_with_different_noise_add_up() -> None:
 
 def test_a_change_of_the_model_is_clipped_as_a_whole() -> None:
     privacy, start = Privacy(noise=ALMOST_NONE, clip=2.0), torch.tensor([1.0, 1.0])
-    far = privacy.mean(torch.tensor([31.0, 41.0]), start)
+    far = privacy.mean(torch.tensor([31.0, 41.0]), start, ())
     assert torch.allclose(far, torch.tensor([2.2, 2.6]), atol=1e-6)  # (30, 40) has norm 50, 2 of it is left
     near = torch.tensor([1.5, 1.5])
-    assert torch.allclose(privacy.mean(near, start), near, atol=1e-6)
+    assert torch.allclose(privacy.mean(near, start, ()), near, atol=1e-6)
+
+
+@pytest.mark.parametrize("state", ["fresh", "belief"])
+def test_a_blurred_model_with_batchnorm_can_still_be_scored(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise makes some of its running variances negative, whose roots are NaN, and then all scores the least."""
+    monkeypatch.setattr(secrets, "randbits", lambda _: 0)
+    model = FlatModel(build(network, 0))
+    layout, (x, y, *_) = layout_of(model, Training(momentum_state=state)), client_data(1)[0]
+    examples, start = examples_of(x, y), torch.zeros(layout.length)
+    start[: layout.num_evaluated] = model.vector
+    plain, positive = (Privacy(noise=3.0).mean(start, start, parts) for parts in ((), layout.variances))
+    variances = torch.cat([plain[part] for part in layout.variances])
+    assert bool((variances < 0).any())
+    assert all(bool((positive[part] > 0).all()) for part in layout.variances)
+    assert int((plain != positive).sum()) == int((variances < LEAST_VARIANCE).sum())  # and nothing else is changed
+    scores = local.log_likelihoods(model, [plain, positive], examples, torch.arange(len(examples)))
+    assert bool((scores[0] == local.FLOOR).all())
+    assert bool((scores[1] > local.FLOOR).all())
+    assert len(scores[1].unique()) > 1
+
+
+def test_a_client_answers_with_positive_running_variances(monkeypatch: pytest.MonkeyPatch) -> None:
+    flwr = pytest.importorskip("flwr.app")
+    from bcfl.engines.flower.records import FLOAT, read_array, to_array
+    from bcfl.engines.flower.respondent import Respondent
+
+    monkeypatch.setattr(secrets, "randbits", lambda _: 0)
+    model, (x, y, *_) = FlatModel(build(network, 0)), client_data(1)[0]
+    training, examples = Training(local_steps=1), examples_of(x, y)
+    layout = layout_of(model, training)
+    own = LocalClient(0, examples, examples, training, 0, draws_globally=False)
+    ask = {"client": 0, "round": 1, "kind": "all", "beliefs": [0], "parents": [0], "strengths": [0.5], "levels": [0.0]}
+    ask |= {"curvature": 1, "num-steps": -1, "held-out": 0.0}
+    models = flwr.ArrayRecord({"mean.0": to_array(draw_model(network, layout, 0, 0))})
+    content = flwr.RecordDict({"ask": flwr.ConfigRecord(ask), "models": models})
+    answer = Respondent(own, model, 3, privacy=Privacy(noise=3.0)).fit(content, flwr.RecordDict())
+    said = read_array(answer["answer"]["mean.0"], (layout.length,), FLOAT, "mean.0")
+    assert float(said.min()) < 0
+    assert all(bool((said[part] > 0).all()) for part in layout.variances)
 
 
 def test_a_training_that_diverged_tells_nothing() -> None:
     start = torch.zeros(3)
-    assert torch.isfinite(Privacy(noise=1.0).mean(torch.tensor([math.nan, 1.0, math.inf]), start)).all()
+    assert torch.isfinite(Privacy(noise=1.0).mean(torch.tensor([math.nan, 1.0, math.inf]), start, ())).all()
 
 
 def test_scores_are_clipped_per_example_and_never_above_zero() -> None:
@@ -75,7 +122,7 @@ def test_precision_never_falls_below_the_prior() -> None:
 
 def test_the_noise_is_as_strong_as_it_says_and_new_every_time() -> None:
     privacy, zero = Privacy(noise=3.0, clip=2.0), torch.zeros(20_000)
-    first, second = privacy.mean(zero, zero), privacy.mean(zero, zero)
+    first, second = privacy.mean(zero, zero, ()), privacy.mean(zero, zero, ())
     assert float(first.std()) == pytest.approx(6.0, rel=0.05)
     assert not torch.equal(first, second)
 

@@ -302,6 +302,8 @@ def test_problems_are_named_before_anything_is_trained() -> None:
     single = from_arrays([*client_data(2), (torch.ones(1, NUM_FEATURES), torch.tensor([0]))])
     with pytest.raises(ValueError, match="more than 1 value per channel"):  # BatchNorm cannot train on one example
         simulator(single, network)
+    with pytest.raises(ValueError, match=r"one example at a time .*: training\.batch_size is 1, at least 2 are needed"):
+        simulator(training=Training(batch_size=1))
     empty = replace(tiny_federation(), train_of=(*tiny_federation().train_of[:-1], torch.empty(0, dtype=torch.int64)))
     with pytest.raises(ValueError, match="client 5 has no training data"):
         simulator(empty)

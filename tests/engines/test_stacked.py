@@ -161,6 +161,13 @@ def test_every_kind_of_job_gives_the_plain_posterior(kind: str, state: str, fish
     assert_alike(network, from_arrays(client_data()), training, jobs, device)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_clients_that_fit_into_a_batch_have_the_exact_fisher_beside_those_that_do_not(device: str) -> None:
+    data = noise("mlp", (7, 8, 9, 8, 30))  # 8 and more have batches of one size
+    jobs = Jobs(torch.tensor([0, 1, 0, 1, 0]), torch.arange(5), curvature=True)
+    assert_alike(MODELS["mlp"], data, Training(local_steps=3, batch_size=8), jobs, device)
+
+
 def test_clients_that_keep_their_momentum_go_on_with_it() -> None:
     training = Training(local_steps=3, batch_size=8, momentum_state="client")
     kept = []

@@ -74,6 +74,20 @@ def test_fewer_examples_say_less_and_numpy_is_as_good_as_torch(result: bcfl.Resu
     assert torch.equal(by_tensor.joint, by_array.joint)
 
 
+def test_one_example_is_enough_for_a_model_with_batchnorm() -> None:
+    """Nothing is trained on it: predictions are in evaluation mode."""
+
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+    clients = [(*rows(j % 2, j, 60), *rows(j % 2, 100 + j, 20)) for j in range(4)]
+    found = bcfl.train(normed, clients, method="bcfl-g-w", rounds=2, num_workers=1, num_clusters=2)
+    x, y = rows(0, 62, 5)
+    newcomer, alone = found.associate(x, y), found.associate(x[:1], y[:1])
+    assert alone.num_examples == 1
+    assert torch.allclose(newcomer.predict_proba(x[:1]), newcomer.predict_proba(x)[:1], atol=1e-6)
+
+
 def test_temperature_and_prior_are_as_told(result: bcfl.Result) -> None:
     x, y = rows(0, 61, 10)
     pure, mean = result.associate(x, y), result.associate(x, y, temperature="per_example")

@@ -114,8 +114,8 @@ def test_the_distance_to_the_oracle_falls_with_the_number_of_hypotheses() -> Non
 def test_evidence_by_many_points_comes_near_the_exact_evidence(known: float) -> None:
     """One round, all associations: weights by random points of the beliefs against the integral (eq. fed_weight).
 
-    The integral is over a belief of which LEAST_PRECISION is a part, all of it where nothing is `known`. In another unit
-    of length it is the world as ever.
+    The integral is over a belief of which LEAST_PRECISION is a part, all of it where nothing is `known`: the same world
+    in another unit of length.
     """
     starts, rounds = world(3, 1, 2, 2)
     unit = math.sqrt(PRECISION * (1 - known) / LEAST_PRECISION)

@@ -27,6 +27,7 @@ class Layout:
     num_last_layer: int  # of the parameters, the last ones
     num_evaluated: int  # what a forward pass needs: parameters and BatchNorm statistics
     num_statistics: int  # all that follows the parameters
+    variances: tuple[slice, ...]  # where BatchNorm's running variances are
 
     @property
     def length(self) -> int:
@@ -40,7 +41,9 @@ class Layout:
 def layout_of(model: FlatModel, training: Training) -> Layout:
     """The layout of the vectors by which a run with this model and training exchanges beliefs."""
     carried = model.num_parameters if training.momentum_state == "belief" else 0
-    return Layout(model.num_parameters, model.num_last_layer, len(model.vector), model.num_statistics + carried)
+    return Layout(
+        model.num_parameters, model.num_last_layer, len(model.vector), model.num_statistics + carried, model.variances
+    )
 
 
 def draw_model(factory: ModelFactory, layout: Layout, seed: int, *path: int) -> Tensor:
@@ -160,7 +163,7 @@ class LocalClient:
     def _part(self, held_out: float, held: bool) -> Examples:
         """The examples held out, or those left for training; who is which is the same in every round and engine."""
         count = self._num_held_out(held_out)
-        if not count:  # nothing is held out, or of a single example nothing can be
+        if not count:  # nothing is held out, or of one or two examples nothing can be
             return self.train
         order = torch.randperm(len(self.train), generator=generator(self.seed, "held out", self.index))
         return dataclasses.replace(self.train, index=self.train.index[order[:count] if held else order[count:]])

@@ -88,7 +88,9 @@ class Simulator:
         if not self.num_examples.all():
             raise ValueError(f"client {int((self.num_examples == 0).nonzero()[0])} has no training data")
         probe = FlatModel(build(factory, seed, "probe"))
-        self.num_classes, draws_globally = local.check_model(probe, min(train, key=len), data.num_classes)
+        self.num_classes, draws_globally = local.check_model(
+            probe, min(train, key=len), data.num_classes, batch_size=training.batch_size
+        )
         self.layout = layout_of(probe, training)
         keep_blocks(self.layout.length * probe.vector.element_size())
         self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)

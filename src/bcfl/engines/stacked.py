@@ -67,11 +67,16 @@ class _Fit:
     def kind(self) -> Hashable:
         """Jobs of one kind are stacked."""
         carries = self.momentum is not None, len(self.start)
-        return id(self.examples.x), self.batch_size, self.num_steps, self.curvature, self.training, carries
+        sizes = self.batch_size, self.num_steps
+        return id(self.examples.x), sizes, self.curvature, self.exact_fisher, self.training, carries
 
     @property
     def batch_size(self) -> int:
         return min(self.training.batch_size, len(self.examples))
+
+    @property
+    def exact_fisher(self) -> bool:
+        return local.needs_exact_fisher(self.training, len(self.examples))
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ class Stack:
         )
         num_examples = torch.tensor([float(len(job.examples)) for job in jobs], device=self.device)[:, None]
         pull = local.proximal_pull(precision, num_examples, training)
-        fisher = torch.zeros_like(theta) if first.curvature and training.fisher == "batch" else None
+        fisher = torch.zeros_like(theta) if first.curvature and not first.exact_fisher else None
         drawn = (local.batches(len(job.examples), size, num_steps, job.generator) for job in jobs)
         rows = torch.stack([job.examples.index[torch.stack(list(own))] for job, own in zip(jobs, drawn, strict=True)])
         counters = self.model.counters(len(jobs))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bcfl import local
 from bcfl.association import entropy, renumbering
 from bcfl.data.arrays import checked
-from bcfl.evidence import Temperature, temper_scores
+from bcfl.evidence import LEAST_PRECISION, Temperature, temper_scores
 from bcfl.experiment.metrics import summarise
 from bcfl.experiment.store import write_atomically
 from bcfl.federation import Hypotheses, Mixture, RoundInfo
@@ -44,7 +44,7 @@ class Spread:
 
     beliefs: BeliefKind = "mean"
     num_samples: int = 16  # models (or, for last_layer, class scores) that stand for a belief
-    prior_precision: float = 1000.0  # added to every uncertain parameter's; ∞ is the point prediction
+    prior_precision: float = LEAST_PRECISION  # added to every uncertain parameter's; ∞ is the point prediction
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ def examples_of(factory: ModelFactory, x: Any, y: Any) -> Examples:
         raise ValueError("data: at least one example is needed")
     pooled, images = local.pool(values)
     examples = Examples(pooled, labels, torch.arange(len(labels)), images)
-    num_classes, _ = local.check_model(_model(factory), examples, 1)
+    num_classes, _ = local.check_model(_model(factory), examples, 1, predicts_only=True)
     if int(labels.max()) >= num_classes:
         raise ValueError(f"data: y holds the label {int(labels.max())}, the run's model tells {num_classes} classes "
                          f"apart, 0 to {num_classes - 1}")  # fmt: skip

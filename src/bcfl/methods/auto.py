@@ -94,7 +94,8 @@ class AutoBCFL:
     def _associate(self, state: Hypotheses, clients: Clients, held_out: float) -> Stories:
         """The best stories: the past ones with clients moved or a cluster given up, and the trial."""
         scores = clients.score(state.models.mean, self.scoring_examples, held_out=held_out)
-        num_scored = num_held_out(clients.num_examples, held_out).clamp(min=1) if held_out else clients.num_examples
+        held = num_held_out(clients.num_examples, held_out)
+        num_scored = torch.where(held > 0, held, clients.num_examples)  # who holds out nothing is scored on all
         evidence = coarsen(scores, num_scored, self.effective_examples)[clients.present]  # (client, belief)
         views = [_View(state, h, evidence, clients.present) for h in range(len(state.log_weight))]
         past, trials = ([v for v in views if (v.log_weight > -math.inf) == scored] for scored in (True, False))

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from bcfl.association import Branches, branch, prune, reweight
-from bcfl.evidence import PointKind, Temperature, client_evidence, evidence_points, hypothesis_evidence, temper_scores
+from bcfl.evidence import (
+    LEAST_PRECISION,
+    PointKind,
+    Temperature,
+    client_evidence,
+    evidence_points,
+    hypothesis_evidence,
+    temper_scores,
+)
 from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.gaussian import FusionRule, Gaussian, merge, stack
 from bcfl.methods.clustering import warm_up
@@ -21,6 +29,7 @@ from bcfl.methods.training import (
     single_story,
     train_groups,
 )
+from bcfl.predictive import varied
 from bcfl.racing import TOLERANCE, race
 from bcfl.randomness import generator
 from bcfl.transition import Stay
@@ -114,8 +123,12 @@ class BCFL:
         """
         num_beliefs, present = len(state.models), clients.present
         random, refined = generator(clients.seed, "evidence", clients.round), self.evidence_points > 1
-        prior = prior_of(state.models, 1 - self.forgetting, clients.num_parameters) if refined else state.models
-        points, log_alpha = evidence_points(prior, self.evidence_points, self.evidence_kind, random)
+        drawn_from, size = state.models, clients.num_parameters
+        if refined:
+            # Trained or not, a weight that the data say nothing about varies alike: else a trained belief would be
+            # scored on noise, and an untrained one, of precision 0, at its mean.
+            drawn_from = varied(prior_of(drawn_from, 1 - self.forgetting, size), size, size, LEAST_PRECISION)
+        points, log_alpha = evidence_points(drawn_from, self.evidence_points, self.evidence_kind, random)
         if self.racing:
             scores = _raced_scores(state, clients, self)
         else:

@@ -10,13 +10,17 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# Of a running variance that noise has made smaller, or negative: BatchNorm divides by its root. So small a one is far
+# below the noise anyway, and blows a channel up by no more than thirty times.
+LEAST_VARIANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,15 @@ class Privacy:
         total = float(blurred.sum())
         return blurred / total if total > 0 else torch.full_like(shares, 1 / len(shares))
 
-    def mean(self, mean: Tensor, start: Tensor) -> Tensor:
-        """The trained vector with its change from `start` clipped and blurred; one release."""
-        return start + self._blur(_clipped(mean - start, self.clip), self.clip)
+    def mean(self, mean: Tensor, start: Tensor, variances: Sequence[slice]) -> Tensor:
+        """The trained vector with its change from `start` clipped and blurred; one release.
+
+        BatchNorm's running `variances` stay positive. What is done to a blurred vector costs no privacy.
+        """
+        blurred = start + self._blur(_clipped(mean - start, self.clip), self.clip)
+        for part in variances:
+            blurred[part].clamp_(min=LEAST_VARIANCE)
+        return blurred
 
     def precision(self, precision: Tensor, prior: Tensor) -> Tensor:
         """The precision with what training added to the prior's clipped and blurred; one release."""

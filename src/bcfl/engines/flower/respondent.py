@@ -166,7 +166,7 @@ class Respondent:
             )
             mean, precision = posterior.mean, posterior.precision[: layout.num_parameters]
             if self.privacy is not None:
-                mean = self.privacy.mean(mean, models[i].mean if start is None else start)
+                mean = self.privacy.mean(mean, models[i].mean if start is None else start, layout.variances)
                 precision = self.privacy.precision(
                     precision, models[i].precision[: layout.num_parameters] * strengths[i]
                 )
