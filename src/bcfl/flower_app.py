@@ -146,7 +146,9 @@ def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tupl
 
     train, test = held_by(own)
     model = FlatModel(build(model_factory(config), config.experiment.seed, "probe"))
-    num_classes, draws_globally = local.check_model(model, train, data.num_classes)
+    num_classes, draws_globally = local.check_model(
+        model, train, data.num_classes, batch_size=config.training.batch_size
+    )
     who = LocalClient(index, train, test, config.training, config.experiment.seed, draws_globally)
     group = None if data.group is None else int(data.group[own])
     later = None

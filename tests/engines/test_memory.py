@@ -19,7 +19,8 @@ from bcfl.models import FlatModel, cifar_cnn, fashion_cnn, mlp
 factory = {factory}
 kept = keep_freed_memory(factory)
 torch.set_num_threads(1)
-examples = Examples(torch.randn(32, *{shape}), torch.arange(32) % 2, torch.arange(32), {images})
+size = Training().batch_size + 1  # a client no larger than a batch would also take gradients of single examples
+examples = Examples(torch.randn(size, *{shape}), torch.arange(size) % 2, torch.arange(size), {images})
 
 def train():
     model = FlatModel(factory())
