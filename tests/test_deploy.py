@@ -190,7 +190,14 @@ def test_no_command_of_ours_holds_a_secret(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("clients", "partition", "clusters"),
-    [(8, "feature(4,2)", 4), (6, "feature(3,2)", 3), (2, "feature(2,1)", 2), (5, "label(0,5,0.5)", 2)],
+    [
+        (8, "feature(4,2)", 4),
+        (6, "feature(3,2)", 3),
+        (4, "feature(2,2)", 2),
+        (3, "feature(3,1)", 3),
+        (2, "feature(2,1)", 2),
+        (5, "label(0,5,0.5)", 2),
+    ],
 )
 def test_what_is_left_open_suits_the_number_of_clients(clients: int, partition: str, clusters: int) -> None:
     config, terms = read_settings(None, [], clients)

@@ -23,7 +23,7 @@ examples:
   bcfl associate runs/a --data mine.npz             where does a client that was never seen belong?
   bcfl evaluate runs/a                              how good are a run's predictions as probabilities?
   bcfl demo                                         a guided tour
-  bcfl deploy local --clients 8                     a real federation of processes, on this machine
+  bcfl deploy local --set experiment.rounds=5       a real federation of processes, on this machine
   bcfl list methods
 """
 
@@ -61,7 +61,7 @@ examples:
 """
 DEPLOY_EXAMPLES = """\
 examples:
-  bcfl deploy local --clients 8
+  bcfl deploy local --set experiment.rounds=5
   bcfl deploy local settings.toml --clients 6 --out runs/deployed --set deploy.deadline=60
   bcfl deploy init federation --clients 3 --server fl.example.org --data-factory mydata:load --set model.name=mlp
 """

@@ -25,7 +25,7 @@ from bcfl.experiment.run import Observer, RunStoppedError, is_unfinished, load_r
 from bcfl.experiment.store import RunFolder, refuse_if_full
 
 STOP_SECONDS = 10.0  # after which a process that was asked to end is made to
-STATUS_EVERY = 3.0  # seconds between two questions to Flower, each of which is a process
+STATUS_EVERY = 10.0  # seconds between two questions to Flower: each is a process, and takes from the clients' cores
 REQUESTS_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # from the keyboard, the system, a closed terminal
 
 
@@ -181,7 +181,7 @@ def follow(federation: Federation, run: str, config: Config, out: Path, observer
     next_look, status = 0.0, "pending"
     while not status.startswith("finished"):
         time.sleep(0.1)
-        if time.monotonic() > next_look:
+        if folder.complete or time.monotonic() > next_look:
             status = federation.status(run)
             next_look = time.monotonic() + STATUS_EVERY
         seconds = {record["round"]: record["seconds"] for record in _complete_lines(folder, "timings.jsonl")}

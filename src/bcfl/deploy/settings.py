@@ -46,7 +46,7 @@ def read_settings(
 
 
 def _suit(values: dict[str, Any], num_clients: int) -> None:
-    """Digits in as many rotations as divide the clients evenly; where none do, clients that differ in their labels.
+    """Digits in as many rotations as make even groups, of two clients if they can; else clients that differ in labels.
 
     Rotations that were asked for are kept, and each makes a group.
     """
@@ -56,7 +56,7 @@ def _suit(values: dict[str, Any], num_clients: int) -> None:
             f"data.rotations must be as many as divide {num_clients} clients evenly, got {list(given)}; "
             "or say with data.partition which client holds which"
         )
-    counts = (4, 3, 2) if given is None else (len(given),)
+    counts = [len(given)] if given else sorted((4, 3, 2), key=lambda count: num_clients < 2 * count)  # stable
     groups = next((count for count in counts if num_clients % count == 0), None)
     if groups is None:
         values["data"]["partition"] = f"label(0,{num_clients},0.5)"
