@@ -5,11 +5,11 @@ python experiments/association_figure.py OUT.svg NUM_ROUNDS "CAPTION" "TITLE" RU
 docs/img/drift.svg and docs/img/clusters.svg are drawn so, from runs of drift-digits.toml and auto-digits-*.toml.
 """
 
-import argparse
 from html import escape
 from pathlib import Path
 
 import torch
+from runs import parser_for
 
 from bcfl.association import align
 from bcfl.report.reading import Run, read_run
@@ -65,7 +65,7 @@ def draw(num_rounds: int, caption: str, titles: list[str], runs: list[Run]) -> s
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("num_rounds", type=int)
     parser.add_argument("caption")

@@ -4,7 +4,6 @@ python experiments/collect.py RUNS_FOLDER...   take over the finished runs of th
 python experiments/collect.py                  write RESULTS.md from what results/ holds
 """
 
-import argparse
 import csv
 import json
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from reasons import read_reasons
 from results_page import page
-from runs import finished
+from runs import finished, parser_for
 
 ROOT = Path(__file__).resolve().parent.parent
 PER_ROUND = ("accuracy", "macro_f1", "nll", "ece", "ari", "changes")
@@ -60,7 +59,7 @@ def write_results(root: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("runs_folder", nargs="*", type=Path, help="a folder of runs, as `bcfl sweep --out` leaves it")
     taken = [run for folder in parser.parse_args().runs_folder for run in finished(folder)]
     for run in taken:

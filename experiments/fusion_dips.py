@@ -7,13 +7,13 @@ the next round starts from, and also averaged by examples. Printed: the accuracy
 precision is highest, its own model's accuracy and how its precision compares with the median of all.
 """
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import torch
+from runs import parser_for
 from torch import Tensor
 
 import bcfl
@@ -49,7 +49,7 @@ def by_examples(models: Tensor, choices: list[Any], num_examples: Tensor) -> Ten
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("run_folder", type=Path)
     parser.add_argument("num_rounds", type=int)
     options = parser.parse_args()

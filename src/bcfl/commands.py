@@ -12,11 +12,10 @@ from typing import Any
 from rich.table import Table
 
 from bcfl.data.datasets import DATASETS
-from bcfl.experiment.config import Config, load_config, parse_config, parse_override
+from bcfl.experiment.config import Config, load_config, parse_override
 from bcfl.experiment.reference import all_settings
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import Observer, RunStoppedError, resume, start
-from bcfl.experiment.store import RunFolder
+from bcfl.experiment.run import Observer, RunStoppedError, resume, settings_of, start
 from bcfl.experiment.sweep import (
     LISTED,
     Planned,
@@ -47,8 +46,7 @@ def run(options: Namespace) -> int:
 def resume_run(options: Namespace) -> int:
     how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
     if options.data_path is not None:
-        config = parse_config(RunFolder.open(options.run).read("config.json"))
-        how["config"] = config.with_data_path(str(options.data_path))
+        how["config"] = settings_of(options.run).with_data_path(str(options.data_path))
     return _show(options, lambda observers: resume(options.run, **how, observers=observers))
 
 

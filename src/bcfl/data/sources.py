@@ -170,7 +170,7 @@ def _read(name: str, raw: RawFormat, files: Sequence[Path]) -> Arrays:
         _check(name, arrays)
     except Exception as error:  # whatever the zip, array and text readers raise on a damaged or foreign file
         where = files[0] if len(files) == 1 else f"{files[0].parent} ({', '.join(file.name for file in files)})"
-        raise ValueError(f"data set {name!r}: {where} is damaged or of another format: {_one_line(error)}") from error
+        raise ValueError(f"data set {name!r}: {where} is damaged or of another format: {one_line(error)}") from error
     return arrays
 
 
@@ -217,7 +217,7 @@ def _fetch(name: str, path: Path | None) -> Arrays:
             arrays[f"y_{split}"] = np.array([label for _, label in pairs], np.uint8)
         _check(name, arrays)
     except Exception as error:  # network, hub, pyarrow and Pillow each have errors of their own
-        raise _missing(name, path, f"downloading {hub.repository} failed: {_one_line(error)}") from error
+        raise _missing(name, path, f"downloading {hub.repository} failed: {one_line(error)}") from error
     return arrays
 
 
@@ -245,5 +245,6 @@ def _missing(name: str, path: Path | None, advice: str) -> FileNotFoundError:
     )
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What a library had to say, whatever its layout."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -170,9 +170,9 @@ def import_object(reference: str, key: str) -> Callable[..., Any]:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module_name), name)
+        found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
     except Exception as error:  # a module of the user's may raise anything
         raise ValueError(f"{key} {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(f"{key} {reference!r} must be a function, got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    return found

@@ -102,7 +102,7 @@ def resume(
     """
     find_device(device)
     folder = RunFolder.open(path)
-    kept = parse_config(folder.read("config.json"))
+    kept = settings_of(path)
     if config is not None and config.identity() != kept.identity():
         raise ValueError(f"the run in {path} has other settings: only data.path may be another")
     config = config or kept
@@ -125,6 +125,11 @@ def resume(
             if not folder.has("manifest.json"):  # stopped before its first round
                 _describe(folder, _split(config, problem.data), device)
             return _rounds(config, problem, engine, folder, checkpoint, observers)
+
+
+def settings_of(path: Path) -> Config:
+    """The settings of the run in a folder."""
+    return parse_config(RunFolder.open(path).read("config.json"))
 
 
 def _go_back(folder: RunFolder, standing: Standing, device: str = "cpu") -> None:
@@ -317,7 +322,7 @@ def _drift(config: Config, placed: Sequence[Tensor], groups: Sequence[Tensor | N
 def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
     """The result of a complete run, read from its folder; no data set is needed."""
     folder = RunFolder.open(path)
-    config = parse_config(folder.read("config.json"))
+    config = settings_of(path)
     how = _how_to_resume(config, folder)
     if not folder.complete:
         raise ValueError(f"the run in {path} is not complete; continue it with {how}")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from bcfl.data.sources import one_line
 from bcfl.experiment.config import Config
 from bcfl.experiment.problem import Split
 from bcfl.report import require
@@ -69,11 +70,7 @@ class LiveView:
                 say(logger)
             except Exception as error:
                 self._loggers.remove(logger)
-                log.warning("the run goes on without %s from here: %s", type(logger).__name__, _in_one_line(error))
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+                log.warning("the run goes on without %s from here: %s", type(logger).__name__, one_line(error))
 
 
 class TensorBoard:
@@ -119,7 +116,7 @@ class MLflow:
             self._client, self._experiment = self._contact(uri)
         except Exception as error:  # of MLflow, SQLAlchemy, or a data base's driver that is not installed
             raise ValueError(f"--mlflow {uri_or_folder} cannot be used (give a folder, or the address of an MLflow "
-                             f"server or data base): {_in_one_line(error)}") from None  # fmt: skip
+                             f"server or data base): {one_line(error)}") from None  # fmt: skip
         self._run_id = ""
         self._last_round = self._rounds = 0
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,9 @@ def _figures(groups: Sequence[Group]) -> Iterator[tuple[str, "Figure"]]:
                 yield name + suffix, figure
 
 
-def _figure(width: float = 3.4, height: float = 2.4, rows: int = 1, cols: int = 1, **options: Any) -> tuple[Any, Any]:
+def _figure(
+    width: float = 3.4, height: float = 2.4, rows: int = 1, cols: int = 1, **options: Any
+) -> "tuple[Figure, Any]":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -98,7 +101,7 @@ def learning(groups: Sequence[Group]) -> "Figure":
     figure, axes = _figure(6.8, 2.4, cols=2)
     for panel, key, title in zip(axes, ("accuracy", "macro_f1"), ("accuracy", "macro F1"), strict=True):
         for index, group in enumerate(groups):
-            rounds, mean, deviation = group.band(lambda run, key=key: run.curve(key))  # type: ignore[misc]
+            rounds, mean, deviation = group.band(partial(Run.curve, key=key))
             dash = DASHES[index // len(COLOURS) % len(DASHES)]
             panel.plot(rounds, mean, dash, color=colour(index), label=group.label, linewidth=1.3)
             if len(group.begun) > 1:
@@ -106,7 +109,7 @@ def learning(groups: Sequence[Group]) -> "Figure":
         panel.set(xlabel="round", ylabel=title)
     if len(groups) > 1:
         axes[-1].legend(fontsize=7)
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def graph(run: Run) -> "Figure | None":
@@ -131,7 +134,7 @@ def graph(run: Run) -> "Figure | None":
             axes.text(x, y, str(client), color="white", fontsize=5.5, ha="center", va="center", zorder=4)
     axes.set(xlim=(-1.12, 1.12), ylim=(1.12, -1.12), aspect="equal")
     axes.axis("off")
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def association(run: Run) -> "Figure | None":
@@ -147,7 +150,7 @@ def association(run: Run) -> "Figure | None":
         panel.set_yticks(range(run.num_clusters) if run.num_clusters <= 8 else [])
     _name_clients(axes[-1, 0], lines.labels)
     figure.colorbar(image, ax=axes, label="probability", fraction=0.03)
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def _name_clients(axes: "Axes", labels: Sequence[str]) -> None:
@@ -183,7 +186,7 @@ def descent(run: Run) -> "Figure | None":
     if happened:
         axes.legend(fontsize=7, ncols=len(MARKS), loc="lower left", bbox_to_anchor=(0, 1))
     axes.set(xlabel="round", ylabel="hypothesis", ylim=(tree.rank.max() + 1.6, min([0.4, *(p - 0.2 for p in places)])))
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def certainty(run: Run) -> "Figure | None":
@@ -198,7 +201,7 @@ def certainty(run: Run) -> "Figure | None":
     above.legend(fontsize=7)
     below.bar(rounds, [record["changes"] for record in run.rounds], color=COLOURS[2])
     below.set(xlabel="round", ylabel="moved")
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def calibration(run: Run) -> "Figure | None":
@@ -214,7 +217,7 @@ def calibration(run: Run) -> "Figure | None":
     axes.scatter(x, y, s=6 + 150 * count[full] / count.sum(), color=COLOURS[0], linewidths=0, clip_on=False)
     axes.set(xlabel="confidence", ylabel="share that was right", xlim=(0, 1), ylim=(0, 1))
     axes.set_title(f"ECE {run.last('ece'):.3f}", fontsize=8)
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def client_accuracy(run: Run) -> "Figure | None":
@@ -227,7 +230,7 @@ def client_accuracy(run: Run) -> "Figure | None":
     axes.axhline(run.last("accuracy"), color="#838B9A", linestyle="--", linewidth=0.8)
     axes.set_ylabel("accuracy")
     _name_clients(axes, [str(client) for client in run.order])
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def labels(run: Run) -> "Figure | None":
@@ -242,7 +245,7 @@ def labels(run: Run) -> "Figure | None":
     axes.set_ylabel("class")
     _name_clients(axes, lines.labels)
     figure.colorbar(image, ax=axes, label="share", fraction=0.03)
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def work(run: Run) -> "Figure":
@@ -257,7 +260,7 @@ def work(run: Run) -> "Figure":
     for panel, title in zip(axes, ("model numbers sent", "local steps", "scored examples"), strict=True):
         panel.set(xlabel="round", ylabel=title)
         panel.set_ylim(bottom=0)
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 DETAILS: dict[str, Callable[[Run], "Figure | None"]] = {

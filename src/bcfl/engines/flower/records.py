@@ -73,10 +73,9 @@ def share_of(settings: Mapping[str, Any], key: str) -> float:
 
 def list_of(settings: Mapping[str, Any], key: str, kind: type, length: int | None = None) -> list[Any]:
     values = settings.get(key)
-    sound = isinstance(values, list) and all(type(value) is kind for value in values)
-    if not sound or (length is not None and len(values) != length):  # type: ignore[arg-type]
+    if not isinstance(values, list) or any(type(v) is not kind for v in values) or length not in (None, len(values)):
         raise ValueError(f"{key} must be a list of {kind.__name__}" + ("" if length is None else f", {length} long"))
-    return values  # type: ignore[return-value]
+    return values
 
 
 def one_line(text: object) -> str:

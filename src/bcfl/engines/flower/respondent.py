@@ -242,8 +242,12 @@ class Respondent:
         """The answer, once the releases in it are written down; with it goes what the client has said in all."""
         if self.privacy is not None and self.ledger is not None:
             releases = self.ledger.charge(self.privacy, num_releases)
-            report = {"noise": list(releases), "count": list(releases.values()), "delta": self.privacy.delta}
-            answer["privacy"] = ConfigRecord(report)  # type: ignore[arg-type]
+            report: dict[str, Any] = {
+                "noise": list(releases),
+                "count": list(releases.values()),
+                "delta": self.privacy.delta,
+            }
+            answer["privacy"] = ConfigRecord(report)
         return answer
 
 
