@@ -416,12 +416,22 @@ def test_merge_never_gives_a_negative_variance(dtype: torch.dtype, offset: float
     torch.testing.assert_close(points.variance.double(), spread, rtol=0.1, atol=5 * rounding**2)
 
 
-def test_merging_may_have_any_positive_total_weight() -> None:
+@pytest.mark.parametrize("shift", [0.0, 1e6, -1e6, -1e9])
+def test_merging_weighs_its_components_among_each_other(shift: float) -> None:
     components = random_belief(23, 3, 2)
     fold = Merging(components.mean[0])
-    for component, weight in zip(components, [10.0, 30.0, 60.0], strict=True):
-        fold.add(component, weight)
-    assert_close(fold.result(), merge(components, vector(0.1, 0.3, 0.6).log()), 1e-12)
+    for component, log_weight in zip(components, vector(0.1, 0.3, 0.6).log() + shift, strict=True):
+        fold.add(component, float(log_weight))
+    assert_close(fold.result(), merge(components, vector(0.1, 0.3, 0.6).log()), 1e-6)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+def test_what_weighs_nothing_says_nothing_whenever_it_comes(order: tuple[int, ...]) -> None:
+    components = stack([random_belief(24, 2), flat(vector(9, 9)), random_belief(25, 2)])
+    fold = Merging(components.mean[0])
+    for index in order:
+        fold.add(components[index], [0.0, -1e4, -1.0][index])
+    assert_close(fold.result(), merge(components[[0, 2]], vector(0.0, -1.0)), 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def _fill_table(parser: _Parser) -> None:
 
 def _fill_demo(parser: _Parser) -> None:
     _describe(parser, "A guided tour that ends with a report.", DEMO_EXAMPLES)
-    parser.add_argument("--out", type=_path, metavar="DIR", help="a new folder (default: bcfl-demo)")
+    parser.add_argument("--out", type=_path, metavar="DIR", help="a new folder (default: bcfl-demo, bcfl-demo-2 …)")
     parser.add_argument("--no-pause", action="store_true", help="do not wait for Enter between the parts")
     _add_workers(parser)
 

@@ -16,6 +16,7 @@ from bcfl.experiment.config import Config, load_config, parse_override
 from bcfl.experiment.reference import all_settings
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import Observer, RunStoppedError, resume, settings_of, start
+from bcfl.experiment.store import new_folder
 from bcfl.experiment.sweep import (
     LISTED,
     Planned,
@@ -75,24 +76,13 @@ def _folder_for(config: Config, given: Path | None) -> Iterator[Path]:
         return
     parent = Path("runs")
     parent.mkdir(exist_ok=True)
-    path = _new_folder(parent, config.label)
+    path = new_folder(parent / config.label)
     try:
         yield path
     finally:
         with contextlib.suppress(OSError):  # not empty, as it should be
             path.rmdir()  # the run was refused before it began
             parent.rmdir()
-
-
-def _new_folder(parent: Path, label: str) -> Path:
-    number = 1
-    while True:
-        path = parent / (label if number == 1 else f"{label}-{number}")
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            number += 1
 
 
 def print_result(result: Result) -> None:

@@ -186,34 +186,43 @@ class Merging:
 
         m = Σ φⱼ mⱼ        S = Σ φⱼ (Sⱼ + (mⱼ − m)²)          (eq. JPDA_AA)
 
-    The spread is summed from centred means (Welford), so it is never negative. A flat component (precision 0)
-    makes its coordinate flat; points (infinite precision) leave only the spread. Weights need not sum to one.
+    Weights are logarithms and relative to each other: no sum of them need be known beforehand. The spread is summed
+    from centred means (Welford), so it is never negative. A flat component (precision 0) makes its coordinate flat;
+    points (infinite precision) leave only the spread.
     """
 
     def __init__(self, like: Tensor):
         self._mean = torch.zeros_like(like)
-        self._variance = torch.zeros_like(like)  # Σ φ (S + spread), not yet divided by the total weight
-        self._total = 0.0
+        self._variance = torch.zeros_like(like)
+        self._log_total = -math.inf  # of the weights so far
 
-    def add(self, component: Gaussian, weight: float) -> None:
-        # A component without weight says nothing, and 0 · ∞ would be NaN: also where only float32 rounds it to 0.
-        if weight < torch.finfo(self._mean.dtype).tiny:
+    def add(self, component: Gaussian, log_weight: float) -> None:
+        if log_weight == -math.inf:
             return
-        self._total += weight
-        share = weight / self._total
+        less, more = sorted((self._log_total, log_weight))
+        log_total = more + math.log1p(math.exp(less - more))
+        kept, share = math.exp(self._log_total - log_total), math.exp(log_weight - log_total)
+        self._log_total = log_total
+        # What has no weight beside the rest says nothing, and 0 · ∞ would be NaN: also where only float32 rounds to 0.
+        nothing = torch.finfo(self._mean.dtype).tiny
+        if share < nothing:
+            return
+        if kept < nothing:
+            self._mean.zero_()
+            self._variance.zero_()
         for mean, variance, own_mean, own_precision in blocks(
             self._mean, self._variance, component.mean, component.precision
         ):
             step = own_mean - mean
             mean.add_(step, alpha=share)
-            variance.add_(own_precision.reciprocal(), alpha=weight)
-            variance.addcmul_(step, step, value=weight * (1 - share))
+            variance.mul_(kept).add_(own_precision.reciprocal(), alpha=share)
+            variance.addcmul_(step, step, value=share * kept)
 
     def result(self) -> Gaussian:
         """The merged belief; the fold is used up."""
-        if self._total == 0:
+        if self._log_total == -math.inf:
             raise ValueError("a merge needs at least one component with a positive weight")
-        return Gaussian(self._mean, self._variance.div_(self._total).reciprocal_())
+        return Gaussian(self._mean, self._variance.reciprocal_())
 
 
 def merge(components: Gaussian, log_weight: Tensor) -> Gaussian:
@@ -222,12 +231,11 @@ def merge(components: Gaussian, log_weight: Tensor) -> Gaussian:
         shapes = f"{tuple(log_weight.shape)} and {tuple(components.mean.shape)}"
         raise ValueError(f"log_weight must be (component,) beside components (component, ..., parameter), "
                          f"at least one, got {shapes}")  # fmt: skip
-    weight = log_weight.double().softmax(0)
-    if not weight.isfinite().all():
+    if not log_weight.logsumexp(0).isfinite():
         raise ValueError("log_weight must not hold NaN or +∞, and at least one entry must be finite")
     fold = Merging(components.mean[0])
-    for component, share in zip(components, weight.tolist(), strict=True):
-        fold.add(component, share)
+    for component, own in zip(components, log_weight.tolist(), strict=True):
+        fold.add(component, own)
     return fold.result()
 
 

@@ -13,7 +13,7 @@ import torch
 
 import bcfl
 from bcfl.experiment import store
-from bcfl.experiment.store import LOGS, Checkpoint, RunFolder, state_tensors, write_atomically
+from bcfl.experiment.store import LOGS, Checkpoint, RunFolder, new_folder, state_tensors, write_atomically
 from bcfl.federation import Hypotheses
 from bcfl.gaussian import Gaussian
 
@@ -258,6 +258,13 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         other.join()
     with folder.locked():  # and free again as soon as the other is gone
         pass
+
+
+def test_a_new_folder_is_the_first_that_nobody_has(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file by that name")
+    assert [new_folder(tmp_path / "run").name for _ in range(2)] == ["run-2", "run-3"]
+    assert [new_folder(tmp_path / "v0.1").name for _ in range(2)] == ["v0.1", "v0.1-2"]
+    assert (tmp_path / "run-3").is_dir()
 
 
 def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:

@@ -54,6 +54,18 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def new_folder(path: Path) -> Path:
+    """The folder `path`, or `path-2`, `path-3` and so on: the first that nobody has, made at once and so taken."""
+    number = 1
+    while True:
+        free = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            free.mkdir()
+            return free
+        except FileExistsError:
+            number += 1
+
+
 def to_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 

@@ -1,17 +1,15 @@
 """One model for all, or one for each: FedAvg, Local, and BP-FedAvg in between."""
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from bcfl.evidence import Temperature, temper_scores
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.gaussian import Gaussian, Merging, flat
 from bcfl.methods.training import FusionStack, single_story
 
-SPAN = 36.0  # of log-weights: e⁻³⁶ of a variance is still far above the smallest number of single precision
+LEAST_LOG_WEIGHT = -1e9  # of a client whose likelihood is zero or no number: it counts only among its like
 
 
 @dataclass(frozen=True)
@@ -73,12 +71,14 @@ class BPFedAvg:
         scores = clients.score(state.models.mean, self.scoring_examples)
         present = clients.present.nonzero()[:, 0]  # who answered
         log_weight = temper_scores(scores, clients.num_examples, self.temperature)[present, 0]
+        log_weight = log_weight.nan_to_num(LEAST_LOG_WEIGHT).clamp(min=LEAST_LOG_WEIGHT).tolist()
         strength = torch.full((len(present),), 1 - self.forgetting)
         jobs = Jobs(torch.zeros_like(present), present, strength=strength, curvature=True)
-        merging, arrived, personal = _MergedByWeight(log_weight), [], state.personal.clone()
-        for job, (client, posterior) in enumerate(zip(present.tolist(), clients.fit(state.models, jobs), strict=True)):
+        merging, arrived, personal = Merging(state.models.mean[0]), [], state.personal.clone()
+        answers = clients.fit(state.models, jobs)
+        for client, weight, posterior in zip(present.tolist(), log_weight, answers, strict=True):
             if posterior is not None:
-                merging.add(job, posterior)
+                merging.add(posterior, weight)
                 personal[client] = posterior.mean
                 arrived.append(client)
         merged = state.models[0]
@@ -94,35 +94,3 @@ class BPFedAvg:
         personal[membership[0, :, 0] == 0] = merged.mean
         new = single_story(Gaussian(merged.mean[None], merged.precision[None]), state.assignment, personal=personal)
         return replace(new, membership=membership), one_story(new)
-
-
-class _MergedByWeight:
-    """The merge of those posteriors that arrive, by their weights among each other, folded in as they come.
-
-    Who arrives is known only at the end. Beside one that never does the others may weigh nothing, so no weight counts
-    as more than e^SPAN times one that has arrived. If a heavier one does arrive, what is merged so far becomes one
-    component beside it: the moments of a mixture of mixtures are those of the mixture.
-    """
-
-    def __init__(self, log_weight: Tensor):
-        # A likelihood of zero, or that is no number, counts only among its like.
-        self._log_weight = log_weight.nan_to_num(torch.finfo(log_weight.dtype).min)  # (job,)
-        self._highest = -math.inf  # the log-weight at which heavier ones are cut off for now
-        self._share: Tensor  # (job,): of the sum of the weights that are left
-        self._merging: Merging
-        self._arrived: list[int] = []
-
-    def add(self, job: int, posterior: Gaussian) -> None:
-        own = float(self._log_weight[job])
-        if own > self._highest:
-            before = self.result() if self._arrived else None
-            self._merging, self._highest = Merging(posterior.mean), own + SPAN
-            self._share = self._log_weight.clamp(max=self._highest).softmax(0)
-            if before is not None:
-                self._merging.add(before, float(self._share[self._arrived].sum()))
-        self._merging.add(posterior, float(self._share[job]))
-        self._arrived.append(job)
-
-    def result(self) -> Gaussian:
-        """The merged belief of at least one posterior; the fold is used up."""
-        return self._merging.result()

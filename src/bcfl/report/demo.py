@@ -15,7 +15,7 @@ from bcfl.data.partition import FederatedData
 from bcfl.experiment.config import Config, load_config
 from bcfl.experiment.problem import Split, prepare
 from bcfl.experiment.run import start
-from bcfl.experiment.store import write_atomically
+from bcfl.experiment.store import new_folder, write_atomically
 from bcfl.report.html import report
 from bcfl.report.reading import Ints, Run, read_run
 
@@ -29,7 +29,7 @@ def demo(options: Namespace) -> int:
     """Two federations on the same clients, and the page that compares them."""
     console = Console(highlight=False)
     waits = sys.stdin.isatty() and console.is_terminal and not options.no_pause
-    out: Path = options.out or _free_folder()
+    out: Path = options.out or new_folder(Path("bcfl-demo"))
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"--out {out} already holds something: choose another folder")
     ours = load_config(None, [f"experiment.rounds={ROUNDS}"])
@@ -68,11 +68,6 @@ def demo(options: Namespace) -> int:
     console.print("\nNext: `bcfl run --help`, `bcfl compare --methods fedavg,bcfl-g,bcfl-mh-3 --seeds 0,1,2`, "
                   "`bcfl report RUN…`.")  # fmt: skip
     return 0
-
-
-def _free_folder() -> Path:
-    names = ("bcfl-demo", *(f"bcfl-demo-{i}" for i in range(2, 10_000)))
-    return next(path for path in map(Path, names) if not path.exists())
 
 
 def _say(console: Console, title: str, text: str) -> None:
