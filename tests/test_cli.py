@@ -341,6 +341,22 @@ def test_resuming_a_complete_run_prints_it_and_trains_nothing(
     assert capsys.readouterr() == first
 
 
+def test_a_run_goes_on_for_more_rounds_in_a_folder_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", *settings(), "--out", "run", "--quiet"]) == 0
+    rounds = len(Path("run/timings.jsonl").read_text().splitlines())
+    assert call(["resume", "run", "--rounds", str(rounds + 1), "--quiet"]) == 0
+    assert f"kept in run-{rounds + 1}-rounds" in capsys.readouterr().out
+    assert call(["resume", "run", "--rounds", str(rounds + 2), "--out", "runs/longer", "--quiet"]) == 0
+    first, longer = (Path(name, "rounds.jsonl").read_text() for name in ("run", "runs/longer"))
+    assert longer.startswith(first)
+    assert len(longer.splitlines()) == len(first.splitlines()) + 2
+    capsys.readouterr()
+    assert call(["resume", "run", "--rounds", str(rounds)]) == 2
+    assert f"the run in run has {rounds} rounds: more than these must be asked for" in capsys.readouterr().err
+    assert call(["resume", "run", "--out", "other"]) == 2
+    assert "--out is for --rounds" in capsys.readouterr().err
+
+
 def test_own_model_and_clients_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*own("clients"), "--quiet"]) == 0
     shown = capsys.readouterr().out

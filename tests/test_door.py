@@ -230,6 +230,28 @@ def test_an_unfinished_run_goes_on_in_its_folder(tmp_path: Path) -> None:
     assert same_models(bcfl.load(path, small_net), expected)
 
 
+def test_a_longer_run_takes_over_the_rounds_of_a_shorter_one(tmp_path: Path) -> None:
+    class Rounds:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def started(self, *_: Any) -> None: ...
+
+        def round_done(self, record: dict[str, Any], _: float) -> None:
+            self.seen.append(record["round"])
+
+    short, long, longer = tmp_path / "short", tmp_path / "long", {**QUICK, "rounds": QUICK["rounds"] + 2}
+    bcfl.train(small_net, federation(), out=short, **QUICK)
+    trained = Rounds()
+    result = bcfl.train(small_net, federation(), out=long, go_on_from=short, observers=[trained], **longer)
+    assert trained.seen == [longer["rounds"] - 1, longer["rounds"]]
+    assert same_models(result, bcfl.train(small_net, federation(), **longer))
+    with pytest.raises(ValueError, match="go_on_from needs out"):
+        bcfl.train(small_net, federation(), go_on_from=short, **longer)
+    with pytest.raises(ValueError, match="only the number of rounds may be another"):
+        bcfl.train(small_net, federation(), out=tmp_path / "other", go_on_from=short, seed=1, **longer)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

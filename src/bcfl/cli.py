@@ -39,6 +39,7 @@ RESUME_EXAMPLES = """\
 examples:
   bcfl resume runs/a          after a crash or a full disk, to the same result
   bcfl resume runs/a --json   a complete run is only read
+  bcfl resume runs/a --rounds 60 --out runs/b   what it has learned so far, and on to round 60
   bcfl resume runs/a --data-path /data/elsewhere
 """
 COMPARE_EXAMPLES = """\
@@ -176,8 +177,16 @@ def _fill_run(parser: _Parser) -> None:
 
 
 def _fill_resume(parser: _Parser) -> None:
-    _describe(parser, "Continue a stopped run.", RESUME_EXAMPLES)
+    text = (
+        "Continue a stopped run; or, with --rounds, go on from where a run has come to. That makes a new run, and the "
+        "old one stays as it is."
+    )
+    _describe(parser, text, RESUME_EXAMPLES)
     parser.add_argument("run", type=_path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--rounds", type=int, metavar="N", help="more rounds in all than the run was set to")
+    parser.add_argument(
+        "--out", type=_path, metavar="DIR", help="with --rounds: the new run's folder (default: RUN-N-rounds)"
+    )
     _add_data_path(parser)
     _add_live(parser)
     _add_output(parser)

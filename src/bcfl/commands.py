@@ -15,7 +15,7 @@ from bcfl.data.datasets import DATASETS
 from bcfl.experiment.config import Config, load_config, parse_override
 from bcfl.experiment.reference import all_settings
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import Observer, RunStoppedError, resume, settings_of, start
+from bcfl.experiment.run import Observer, RunStoppedError, prolong, resume, settings_of, start
 from bcfl.experiment.store import new_folder
 from bcfl.experiment.sweep import (
     LISTED,
@@ -45,10 +45,16 @@ def run(options: Namespace) -> int:
 
 
 def resume_run(options: Namespace) -> int:
+    path: Path = options.run
+    if options.rounds is not None:
+        path = options.out or path.with_name(f"{path.resolve().name}-{options.rounds}-rounds")
+        prolong(options.run, path, settings_of(options.run).with_rounds(options.rounds))
+    elif options.out is not None:
+        raise ValueError("--out is for --rounds: a stopped run goes on in its own folder")
     how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
     if options.data_path is not None:
-        how["config"] = settings_of(options.run).with_data_path(str(options.data_path))
-    return _show(options, lambda observers: resume(options.run, **how, observers=observers))
+        how["config"] = settings_of(path).with_data_path(str(options.data_path))
+    return _show(options, lambda observers: resume(path, **how, observers=observers))
 
 
 def _show(options: Namespace, execute: Callable[[Sequence[Observer]], Result]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bcfl.experiment.config import FROM_PYTHON, parse_config
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import Observer, is_unfinished, load_result, resume, start
+from bcfl.experiment.run import Observer, is_unfinished, load_result, prolong, resume, start
 from bcfl.local import Training
 from bcfl.models import ModelFactory
 
@@ -22,6 +22,7 @@ def train(
     training: Training | None = None,
     clients_per_round: float = 1.0,
     out: str | Path | None = None,
+    go_on_from: str | Path | None = None,
     num_workers: int | None = None,
     device: str = "cpu",
     observers: Sequence[Observer] = (),
@@ -33,7 +34,8 @@ def train(
     list; each client is (x, y) or (x, y, x_test, y_test) in tensors or arrays, a mapping with those keys and perhaps
     `group`, a torch Dataset of (x, y) items, or a pair (train Dataset, test Dataset). `options` are the method's own,
     such as num_clusters=4. `device` is "cpu", or "cuda" to train many clients together on a GPU. With `out` the run is
-    kept in that folder; if the folder holds this very run, unfinished, it goes on from there.
+    kept in that folder; if the folder holds this very run, unfinished, it goes on from there. `go_on_from` is the
+    folder of a run that had fewer rounds and nothing else different: its rounds are taken over, not trained again.
     """
     config = parse_config(
         {
@@ -47,7 +49,12 @@ def train(
     folder = None if out is None else Path(out)
     how: dict[str, Any] = {"num_workers": num_workers, "device": device, "observers": observers}
     own: dict[str, Any] = {"clients": clients, "factory": model, **how}
+    if go_on_from is not None and folder is None:
+        raise ValueError("go_on_from needs out, a new folder for the longer run")
     if folder is not None and is_unfinished(folder, config):
+        return resume(folder, **own)
+    if folder is not None and go_on_from is not None:
+        prolong(Path(go_on_from), folder, config)
         return resume(folder, **own)
     return start(config, folder, **own)
 

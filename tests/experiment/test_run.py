@@ -18,7 +18,7 @@ from bcfl.data.datasets import load
 from bcfl.experiment import store
 from bcfl.experiment.config import Config
 from bcfl.experiment.problem import Split, prepare
-from bcfl.experiment.run import Observer, RunStoppedError, is_unfinished, load_result, resume, start
+from bcfl.experiment.run import Observer, RunStoppedError, is_unfinished, load_result, prolong, resume, start
 from bcfl.experiment.store import RunFolder
 
 
@@ -96,6 +96,49 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path: Path, name: str, after:
     again = load_result(whole)
     assert (result.summary(), result.history) == (again.summary(), again.history)
     assert torch.equal(result.probability, again.probability)
+
+
+@pytest.mark.parametrize("name", FEDERATIONS)
+def test_a_run_goes_on_for_more_rounds_as_if_it_had_been_set_to_them(tmp_path: Path, name: str) -> None:
+    whole, short, long = tmp_path / "whole", tmp_path / "short", tmp_path / "long"
+    config = small_config(*FEDERATIONS[name])
+    start(config, whole, num_workers=1)
+    start(config.with_rounds(2), short, num_workers=1)
+    before = {item: item.read_bytes() for item in files_in(short)}
+    prolong(short, long, config)
+    follower = Follower()
+    resume(long, num_workers=1, observers=[follower])
+    assert follower.rounds == [3]
+    assert outcome(long) == outcome(whole)
+    assert {item: item.read_bytes() for item in files_in(short)} == before
+
+
+def test_a_stopped_run_is_prolonged_from_its_last_checkpoint(tmp_path: Path, expected: dict[str, Any]) -> None:
+    short, long = tmp_path / "short", tmp_path / "long"
+    with pytest.raises(PowerCutError):
+        start(small_config().with_rounds(2), short, num_workers=1, observers=[Follower(1, PowerCutError())])
+    with (short / "rounds.jsonl").open("a") as file:
+        file.write('{"round":2, cut sho')
+    prolong(short, long, small_config())
+    resume(long, num_workers=1)
+    assert outcome(long) == expected
+
+
+def test_only_more_rounds_of_the_same_run_can_be_gone_on_with(tmp_path: Path) -> None:
+    short, long = tmp_path / "short", tmp_path / "long"
+    start(small_config().with_rounds(1), short, num_workers=1)
+    with pytest.raises(ValueError, match=rf"the run in {short} has 1 rounds: more than these must be asked for, not 1"):
+        prolong(short, long, small_config().with_rounds(1))
+    with pytest.raises(ValueError, match="only the number of rounds may be another"):
+        prolong(short, long, small_config("experiment.seed=5"))
+    assert not long.exists()
+    with pytest.raises(ValueError, match="already holds something else"):
+        prolong(short, short, small_config())
+    for checkpoint in (short / "checkpoints").iterdir():
+        checkpoint.unlink()
+    with pytest.raises(ValueError, match="has trained nothing yet"):
+        prolong(short, long, small_config())
+    assert not long.exists()
 
 
 def test_a_complete_run_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,10 @@ class Config:
         """The same, with its data set at that place: nothing that decides results."""
         return dataclasses.replace(self, data=dataclasses.replace(self.data, path=path))
 
+    def with_rounds(self, rounds: int) -> "Config":
+        """The same for another number of rounds; those that both have are the same."""
+        return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, rounds=rounds))
+
     def all_settings(self) -> dict[str, dict[str, Any]]:
         """Every setting as a plain value, ready for JSON."""
         plain: dict[str, dict[str, Any]] = json.loads(json.dumps(dataclasses.asdict(self)))  # tuples become lists

@@ -127,6 +127,25 @@ def resume(
             return _rounds(config, problem, engine, folder, checkpoint, observers)
 
 
+def prolong(path: Path, out: Path, config: Config) -> None:
+    """The folder `out` for a run like the one in `path` with more rounds: it begins where that one has come to."""
+    source, kept = RunFolder.open(path), settings_of(path)
+    if config.identity() != kept.with_rounds(config.experiment.rounds).identity():
+        raise ValueError(f"the run in {path} has other settings: only the number of rounds may be another")
+    if config.experiment.rounds <= kept.experiment.rounds:
+        raise ValueError(f"the run in {path} has {kept.experiment.rounds} rounds: more than these must be asked for, "
+                         f"not {config.experiment.rounds}")  # fmt: skip
+    with source.locked():
+        standing = source.standing()
+        if standing.checkpoint is None:
+            raise ValueError(f"the run in {path} has trained nothing yet that could be gone on with")
+        for note in standing.notes:
+            logger.warning(note)
+        folder = RunFolder.create(out, config.as_dict())
+        with folder.locked():
+            folder.take_over(source, standing, standing.checkpoint)
+
+
 def settings_of(path: Path) -> Config:
     """The settings of the run in a folder."""
     return parse_config(RunFolder.open(path).read("config.json"))

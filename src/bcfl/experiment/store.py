@@ -195,6 +195,14 @@ class RunFolder:
             if self.has(name):
                 os.truncate(self.path / name, size)
 
+    def take_over(self, source: "RunFolder", standing: Standing, checkpoint: Checkpoint) -> None:
+        """This folder, which has only its settings, gets the rounds of another run up to that checkpoint of its."""
+        for name, size in standing.log_sizes.items():
+            write_atomically(self.path / name, (source.path / name).read_bytes()[:size])
+        for name in ("environment.json", "manifest.json"):
+            write_atomically(self.path / name, (source.path / name).read_bytes())
+        self.save_checkpoint(checkpoint)  # last: without it the run only begins at the beginning
+
     def last_checkpoint(self) -> Checkpoint:
         """The last checkpoint, nothing else touched; a ValueError if it is damaged or missing."""
         paths = self._checkpoints()
