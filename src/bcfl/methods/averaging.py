@@ -71,12 +71,12 @@ class BPFedAvg:
         scores = clients.score(state.models.mean, self.scoring_examples)
         present = clients.present.nonzero()[:, 0]  # who answered
         log_weight = temper_scores(scores, clients.num_examples, self.temperature)[present, 0]
-        log_weight = log_weight.nan_to_num(LEAST_LOG_WEIGHT).clamp(min=LEAST_LOG_WEIGHT).tolist()
+        weights = log_weight.nan_to_num(LEAST_LOG_WEIGHT).clamp(min=LEAST_LOG_WEIGHT).tolist()
         strength = torch.full((len(present),), 1 - self.forgetting)
         jobs = Jobs(torch.zeros_like(present), present, strength=strength, curvature=True)
         merging, arrived, personal = Merging(state.models.mean[0]), [], state.personal.clone()
         answers = clients.fit(state.models, jobs)
-        for client, weight, posterior in zip(present.tolist(), log_weight, answers, strict=True):
+        for client, weight, posterior in zip(present.tolist(), weights, answers, strict=True):
             if posterior is not None:
                 merging.add(posterior, weight)
                 personal[client] = posterior.mean
