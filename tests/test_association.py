@@ -272,7 +272,7 @@ def test_impossible_cluster_size_is_refused(limits: tuple[int, int], message: st
 def test_cluster_size_that_infinite_costs_rule_out_is_refused() -> None:
     cost = torch.tensor([[0.0, inf], [0.0, inf], [0.0, 1.0]])
     assert k_best_assignments(cost, 9, (0, 2))[0].tolist() == [[0, 0, 1]]
-    with pytest.raises(ValueError, match=r"cluster_size \(0, 2\): no assignment of finite cost"):
+    with pytest.raises(ValueError, match="cluster_size: no assignment of finite cost"):
         k_best_assignments(torch.tensor([[0.0, inf]] * 3), 1, (0, 2))
 
 
@@ -317,6 +317,28 @@ def test_branch_respects_cluster_size() -> None:
     found = branch(torch.zeros(1), PAPER_EXAMPLE.double()[None], 99, cluster_size=(1, 2))
     assert len(found.parent) == 2**3 - 2
     assert all(0 < row.sum() < 3 for row in found.assignment)
+
+
+def test_cluster_size_counts_clients_that_are_not_asked() -> None:
+    """Against the list of all assignments of all clients in which those that are not asked are where they are."""
+    limits, k = (2, 4), 7
+    for seed in range(20):
+        rng = numpy_generator(10, seed)
+        places = rng.permutation([0, 0, 0, 1, 1, 1, 2, 2])[: rng.integers(5)]  # of those who are not asked
+        cost = rng.normal(size=(8 - len(places), 3))
+        stuck = np.full((len(places), 3), math.inf)
+        stuck[np.arange(len(places)), places] = 0.0
+        listed = every_assignment(np.concatenate([cost, stuck]), limits)
+        elsewhere = torch.from_numpy(np.bincount(places, minlength=3))[None]
+        found = branch(torch.zeros(1), torch.from_numpy(cost)[None], k, limits, elsewhere=elsewhere)
+        assert found.assignment.tolist() == [list(row[: len(cost)]) for _, row in listed[:k]]
+
+
+def test_clusters_have_fewer_while_few_clients_are_known() -> None:
+    cost = torch.tensor([[[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]]])
+    for elsewhere, expected in [([0, 0], [1, 0, 0]), ([3, 0], [1, 1, 1]), ([0, 3], [0, 0, 0]), ([9, 0], [1, 1, 1])]:
+        found = branch(torch.zeros(1), cost, 1, (3, 9), elsewhere=torch.tensor([elsewhere]))
+        assert found.assignment.tolist() == [expected]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import scipy  # loads its optimisers when they are first used: a client never needs them
 import torch
 from torch import Tensor
 
 ClusterSize = tuple[int, int]  # fewest and most clients in every cluster
+Counts = npt.NDArray[np.int64]  # (cluster,)
 
 
 class _Ranked(NamedTuple):
@@ -54,12 +56,12 @@ def k_best_assignments(cost: Tensor, k: int, cluster_size: ClusterSize | None = 
     return assignments, torch.tensor(ranked.totals, dtype=torch.float64)
 
 
-def _rank(cost: Tensor, k: int, cluster_size: ClusterSize | None) -> _Ranked:
+def _rank(cost: Tensor, k: int, cluster_size: ClusterSize | None, elsewhere: Tensor | None = None) -> _Ranked:
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     best_cost, best = _cheapest_clusters(cost)
     if cluster_size is not None:
-        return _rank_limited(cost, k, cluster_size)
+        return _rank_limited(cost, k, *_places(cost, cluster_size, elsewhere))
     return _rank_free(cost, best_cost, best, k)
 
 
@@ -119,23 +121,32 @@ def _rank_free(cost: Tensor, best_cost: Tensor, best: Tensor, k: int) -> _Ranked
     return _Ranked(best, totals, changes)
 
 
-def _rank_limited(cost: Tensor, k: int, cluster_size: ClusterSize) -> _Ranked:
-    """Murty's algorithm: split what remains behind each solution by the first client that differs from it."""
+def _places(cost: Tensor, cluster_size: ClusterSize, elsewhere: Tensor | None) -> tuple[Counts, Counts]:
+    """How many of the clients at hand every cluster must take, and how many it can take."""
     num_clients, num_clusters = cost.shape
     fewest, most = cluster_size
     if not 0 <= fewest <= most:
         raise ValueError(f"cluster_size must be (fewest, most) with 0 ≤ fewest ≤ most, got {cluster_size}")
-    if not fewest * num_clusters <= num_clients <= most * num_clusters:
-        allowed = f"{fewest * num_clusters} to {most * num_clusters}"
-        raise ValueError(f"cluster_size {cluster_size} with {num_clusters} clusters allows {allowed} clients, "
-                         f"not {num_clients}: no assignment exists")  # fmt: skip
+    taken = np.zeros(num_clusters, dtype=np.int64) if elsewhere is None else elsewhere.numpy()
+    if elsewhere is not None:  # while few clients are known, clusters may have fewer of them
+        while (fewest - taken).clip(0).sum() > num_clients:
+            fewest -= 1
+    least, room = (fewest - taken).clip(0), (most - taken).clip(0)
+    if not least.sum() <= num_clients <= room.sum():
+        raise ValueError(f"cluster_size {cluster_size} with {num_clusters} clusters allows {least.sum()} to "
+                         f"{room.sum()} clients, not {num_clients}: no assignment exists")  # fmt: skip
+    return least, room.clip(max=num_clients)
+
+
+def _rank_limited(cost: Tensor, k: int, least: Counts, room: Counts) -> _Ranked:
+    """Murty's algorithm: split what remains behind each solution by the first client that differs from it."""
+    num_clients, num_clusters = cost.shape
     rows = cost.detach().double().numpy()
     gaps = rows - rows.min(1, keepdims=True)  # the same solutions, but a client's large offset does not eat the digits
-    most = min(most, num_clients)
-    cluster_of_slot = np.repeat(np.arange(num_clusters), most)
-    # Stand-ins fill the places that clients leave free, but may not take a cluster's first `fewest` places.
-    optional = np.tile(np.arange(most) >= fewest, num_clusters)
-    stand_ins = np.where(optional, 0.0, math.inf)[None].repeat(num_clusters * most - num_clients, 0)
+    cluster_of_slot = np.repeat(np.arange(num_clusters), room)
+    # Stand-ins fill the places that clients leave free, but may not take those of a cluster that must be filled.
+    optional = np.concatenate([np.arange(places) >= needed for needed, places in zip(least, room, strict=True)])
+    stand_ins = np.where(optional, 0.0, math.inf)[None].repeat(len(optional) - num_clients, 0)
 
     def solve(fixed: tuple[int, ...], banned: frozenset[int]) -> tuple[float, tuple[int, ...]] | None:
         """The best assignment in which the first clients are `fixed` and the next avoids `banned`."""
@@ -154,7 +165,7 @@ def _rank_limited(cost: Tensor, k: int, cluster_size: ClusterSize) -> _Ranked:
 
     first = solve((), frozenset())
     if first is None:
-        raise ValueError(f"cluster_size {cluster_size}: no assignment of finite cost keeps every cluster within it")
+        raise ValueError("cluster_size: no assignment of finite cost keeps every cluster within it")
     best = first[1]
     totals: list[float] = []
     changes: list[list[tuple[int, int]]] = []
@@ -211,6 +222,7 @@ def branch(
     cluster_size: ClusterSize | None = None,
     family: Tensor | None = None,
     family_margin: float = 0.0,
+    elsewhere: Tensor | None = None,
 ) -> Branches:
     """The k likeliest continuations of all past hypotheses together, best first (eq. DA_optimization).
 
@@ -221,6 +233,9 @@ def branch(
     With `family` (hypothesis,) the best continuation of every family has precedence as long as its log-weight is
     within `family_margin` of the very best: near-copies of one story then cannot crowd out a different one before the
     evidence has spoken.
+
+    `elsewhere` (hypothesis, cluster) counts clients that keep their clusters without being asked: `cluster_size` counts
+    them, too. A cluster then has fewer than the fewest only while there are too few clients to give all as many.
     """
     if log_weight.dim() != 1 or cost.dim() != 3 or len(log_weight) != len(cost) or not len(cost):
         shapes = f"{tuple(log_weight.shape)} and {tuple(cost.shape)}"
@@ -228,7 +243,11 @@ def branch(
     past = log_weight.double().tolist()
     if not all(weight < math.inf for weight in past) or max(past) == -math.inf:
         raise ValueError("log_weight must not hold NaN or +∞, and at least one entry must be finite")
-    ranked = {h: _rank(cost[h], k, cluster_size) for h, weight in enumerate(past) if weight > -math.inf}
+    ranked = {
+        h: _rank(cost[h], k, cluster_size, None if elsewhere is None else elsewhere[h])
+        for h, weight in enumerate(past)
+        if weight > -math.inf
+    }
     candidates = sorted(
         (total - past[h], h, rank) for h, row in ranked.items() for rank, total in enumerate(row.totals)
     )

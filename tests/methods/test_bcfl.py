@@ -275,6 +275,19 @@ def test_cluster_size_limits_hold_for_the_greedy_strategy_too() -> None:
         assert all(sorted(row.tolist()).count(0) in (1, 2) for row in info.assignment)
 
 
+def test_the_greedy_strategy_scores_at_several_points_where_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, counts = tiny(), []
+    score = clients.score
+    monkeypatch.setattr(clients, "score", lambda models, *rest: (counts.append(len(models)), score(models, *rest))[1])
+    several = {"evidence_points": 4, "initial": "same", "prior_precision": 1.0}
+    greedy, multi = BCFL(2, "greedy", 1, **several), BCFL(2, "multi", 1, **several)
+    state, info = greedy.round(greedy.init(clients), clients)
+    expected, told = multi.round(multi.init(clients), clients)
+    assert torch.equal(state.models.mean, expected.models.mean)
+    assert torch.equal(info.assignment, told.assignment)
+    assert counts == [8, 8]  # two beliefs at four points
+
+
 def test_absent_clients_stay_where_their_story_had_them() -> None:
     method = BCFL(2, "multi", 4, initial="same")
     state, _ = method.round(method.init(tiny()), tiny())

@@ -72,7 +72,11 @@ def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
         raise ValueError(f"method {config.method['name']!r} keeps {max_hypotheses} hypotheses, but {data.num_clients} "
                          f"clients and {num_clusters} clusters allow only {possible}")  # fmt: skip
     if config.method.get("cluster_size") is not None:
-        _check_cluster_size(config, num_clusters, data.num_clients)
+        fewest, most = config.method["cluster_size"]
+        if not fewest * num_clusters <= data.num_clients <= most * num_clusters:
+            raise ValueError(f"method.cluster_size [{fewest}, {most}] with {num_clusters} clusters takes "
+                             f"{fewest * num_clusters} to {most * num_clusters} clients, "
+                             f"but there are {data.num_clients}")  # fmt: skip
     return Problem(data, factory, method)
 
 
@@ -84,18 +88,6 @@ def _check_joins(config: Config, num_clients: int) -> None:
         raise ValueError(f"experiment.joins names client {beyond[0]}, but the clients are 0 to {num_clients - 1}")
     if len(late) == num_clients:
         raise ValueError("experiment.joins must leave at least one client that is there from the start")
-
-
-def _check_cluster_size(config: Config, num_clusters: int, num_clients: int) -> None:
-    """Nothing happens if every round has as many clients as clusters of that size can hold."""
-    fewest, most = config.method["cluster_size"]
-    participation, experiment = config.experiment.participation(), config.experiment
-    for index in range(1, experiment.rounds + 1):
-        present = int(participation.draw(num_clients, experiment.seed, index)[0].sum())
-        if not fewest * num_clusters <= present <= most * num_clusters:
-            raise ValueError(f"method.cluster_size [{fewest}, {most}] with {num_clusters} clusters takes "
-                             f"{fewest * num_clusters} to {most * num_clusters} clients, but round {index} has "
-                             f"{present}")  # fmt: skip
 
 
 def load_data(config: Config, clients: Sequence[Any] | None = None) -> FederatedData:

@@ -91,7 +91,7 @@ class BCFL:
         )
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
-        if self.strategy == "greedy" and self.cluster_size is None and self.stay is None:
+        if self.strategy == "greedy" and self.evidence_points == 1 and self.cluster_size is None and self.stay is None:
             return self._greedy_round(state, clients)
         kept, memory = self._associate(state, clients)
         groups = distinct_groups(state.model_of, kept, clients.present)
@@ -140,7 +140,10 @@ class BCFL:
         cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1) - log_prior
         num_candidates = self.max_hypotheses * (CANDIDATES if refined else 1)
         margin = -math.log(self.give_up_weight)
-        kept = branch(state.log_weight, cost, num_candidates, self.cluster_size, state.family, margin)
+        absent = state.assignment.masked_fill(present, -1)[..., None] == torch.arange(self.num_clusters)
+        kept = branch(
+            state.log_weight, cost, num_candidates, self.cluster_size, state.family, margin, elsewhere=absent.sum(1)
+        )
         if refined:
             joint = hypothesis_evidence(scores, log_alpha, kept.assignment, state.model_of[kept.parent])
             places = log_prior.expand_as(cost)[kept.parent].gather(-1, kept.assignment[..., None]).sum((1, 2))
