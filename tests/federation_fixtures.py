@@ -124,12 +124,15 @@ class ConjugateClients:
     shares: Tensor | None = None  # (client, model): the answer to share_explained
     held: Sequence[ConjugateClient] | None = None  # what clients hold out, where they are asked to
     fitted: list[tuple[int, int]] = field(default_factory=list)  # (belief, client) of every fit so far
-    num_statistics: int = 0
     local_steps: int = 1
 
     @property
     def num_parameters(self) -> int:
         return self.starts.shape[-1]
+
+    @property
+    def num_evaluated(self) -> int:
+        return self.num_parameters
 
     @property
     def present(self) -> Tensor:

@@ -98,7 +98,7 @@ class Clients(Protocol):
     num_examples: Tensor  # (client,) float64
     num_parameters: int
     num_last_layer: int  # of the parameters, the last ones: the model's last layer
-    num_statistics: int
+    num_evaluated: int  # parameters, then BatchNorm's statistics: what predictions need; momentum may follow
     present: Tensor  # (client,) bool: who takes part in this round; one who fails to answer a score leaves it
     local_steps: int  # of one fit, unless its jobs say otherwise
     seed: int

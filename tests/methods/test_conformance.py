@@ -1,5 +1,6 @@
 """What every method must do, whichever it is; a new entry in METHODS is tested without another line here."""
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
@@ -25,7 +26,7 @@ from bcfl.association import co_association
 from bcfl.data.arrays import from_arrays
 from bcfl.engines.simulator import Participation
 from bcfl.experiment.store import state_from_tensors, state_tensors
-from bcfl.federation import Hypotheses, Method
+from bcfl.federation import Choice, Hypotheses, Jobs, Method
 from bcfl.gaussian import Gaussian
 from bcfl.local import Training
 from bcfl.methods import METHODS, make_method, option_types
@@ -408,4 +409,35 @@ def test_options_of_other_methods_are_left_aside_and_unknown_ones_refused() -> N
 def test_the_network_of_these_tests_has_every_part() -> None:
     with simulator(factory=network) as engine:
         clients = engine.begin(0)
-        assert clients.num_statistics == 16 + clients.num_parameters  # BatchNorm's, then the momentum
+        assert clients.num_evaluated == clients.num_parameters + 16  # BatchNorm's statistics
+        assert len(clients.draw_model(0, 0)) == clients.num_evaluated + clients.num_parameters  # the momentum
+
+
+@pytest.mark.parametrize("name", ["fedavg", "bp-fedavg", "ifca", "fesem", "wecfl", "fedsoft", "bcfl-g"])
+def test_batch_statistics_of_several_clients_are_averaged_by_examples(name: str) -> None:
+    """Also where every client's weights count the same, or by likelihood (SPEC 5.7)."""
+    with simulator() as engine:
+        method = method_of(name, num_clusters=1, selection=6)
+        before = method.init(engine.begin(0))
+        clients = engine.begin(1)
+        trained: dict[int, Tensor] = {}
+        fit, fit_best = clients.fit, clients.fit_best
+
+        def watched_fit(models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
+            for client, posterior in zip(jobs.client.tolist(), fit(models, jobs), strict=True):
+                trained[client] = posterior.mean.clone()
+                yield posterior
+
+        def watched_fit_best(*how: Any) -> Iterator[Choice]:
+            for choice in fit_best(*how):
+                trained[choice.client] = choice.posterior.mean.clone()
+                yield choice
+
+        clients.fit, clients.fit_best = watched_fit, watched_fit_best
+        after, _ = method.round(before, clients)
+    statistics = slice(clients.num_parameters, clients.num_evaluated)
+    own = torch.stack([trained[client] for client in range(6)])[:, statistics]
+    weight = clients.num_examples.float()
+    expected = weight @ own / weight.sum()
+    assert not torch.allclose(expected, own.mean(0), atol=1e-4)
+    assert torch.allclose(after.models.mean[0, statistics], expected, atol=1e-5)

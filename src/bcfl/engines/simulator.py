@@ -164,7 +164,7 @@ class SimulatedClients:
         self.clients, self.num_examples = engine.clients_in(round_index)
         self.layout, self.local_steps = engine.layout, engine.training.local_steps
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
-        self.num_statistics = self.layout.num_statistics
+        self.num_evaluated = self.layout.num_evaluated
         self.present, self.in_time = engine.participation.draw(engine.num_clients, engine.seed, round_index)
         self.work = Work()
         self._momentum_before, engine.momentum = engine.momentum, dict(engine.momentum)

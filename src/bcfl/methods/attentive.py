@@ -9,7 +9,7 @@ from torch import Tensor
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.gaussian import flat
 from bcfl.methods.clustering import squared_distances
-from bcfl.methods.training import single_story, unit
+from bcfl.methods.training import mean_by_examples, single_story, unit
 from bcfl.randomness import numpy_generator
 
 
@@ -119,11 +119,12 @@ class FedSoft:
             if posterior is not None:
                 own[client] = posterior.mean
                 arrived.append(row)
-        new_centres = centres.clone()
+        new_centres, statistics = centres.clone(), slice(clients.num_parameters, clients.num_evaluated)
         for cluster, selection in enumerate(selections):
             back = [int(present[row]) for row in selection if row in arrived]
             if back:
                 new_centres[cluster] = own[back].mean(0)
+                new_centres[cluster, statistics] = mean_by_examples(own[back, statistics], clients.num_examples[back])
         new = single_story(flat(new_centres), assignment, personal=own)
         return new, one_story(new)
 

@@ -7,7 +7,7 @@ import torch
 from bcfl.evidence import Temperature, temper_scores
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.gaussian import Gaussian, Merging, flat
-from bcfl.methods.training import FusionStack, single_story
+from bcfl.methods.training import FusionStack, mean_by_examples, single_story
 
 LEAST_LOG_WEIGHT = -1e9  # of a client whose likelihood is zero or no number: it counts only among its like
 
@@ -84,9 +84,8 @@ class BPFedAvg:
         merged = state.models[0]
         if arrived:
             merged = merging.result()
-            examples = clients.num_examples[arrived].to(personal.dtype)  # statistics are averaged by examples
-            merged.mean[clients.num_parameters :] = (
-                examples @ personal[arrived, clients.num_parameters :] / examples.sum()
+            merged.mean[clients.num_parameters :] = mean_by_examples(
+                personal[arrived, clients.num_parameters :], clients.num_examples[arrived]
             )
         # A run that was begun before this was remembered goes on as if everybody had adapted.
         membership = torch.ones(1, len(personal), 1) if state.membership is None else state.membership.clone()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
-from bcfl.gaussian import Gaussian, flat
+from bcfl.gaussian import flat
 from bcfl.methods.clustering import k_means
 from bcfl.methods.training import FusionStack, single_story, unit
 from bcfl.randomness import stream_seed
@@ -15,7 +15,10 @@ from bcfl.randomness import stream_seed
 
 @dataclass(frozen=True)
 class IFCA:
-    """K models; each client trains the one with the least loss on its data; a model is the mean over its clients."""
+    """K models; each client trains the one with the least loss on its data; a model is its clients' mean.
+
+    Clients count by their numbers of examples.
+    """
 
     num_clusters: int = 4
     scoring_examples: int | None = 320
@@ -38,8 +41,8 @@ class IFCA:
 class KMeansClustering:
     """After local training, k-means on the clients' models; a cluster's model is its members' mean.
 
-    FeSEM counts every client the same, WeCFL by its number of examples. All start from one model; the centres are
-    carried from round to round, so clusters keep their numbers.
+    FeSEM counts every client the same, WeCFL by its number of examples; BatchNorm's statistics are averaged by examples
+    in both. All start from one model; the centres are carried from round to round, so clusters keep their numbers.
     """
 
     num_clusters: int = 4
@@ -54,10 +57,10 @@ class KMeansClustering:
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         present, assignment = clients.present.nonzero()[:, 0], state.assignment.clone()
         first = bool((assignment < 0).all())
-        models = unit(state.models.mean)
+        means = state.models.mean
         _, model_of_client = state.predictors()  # a newcomer starts from the largest cluster's model
         jobs = Jobs(model_of_client[present], present, self.proximal * clients.num_examples[present])
-        answers = zip(present.tolist(), clients.fit(models, jobs), strict=True)
+        answers = zip(present.tolist(), clients.fit(unit(means), jobs), strict=True)
         trained = [(client, posterior) for client, posterior in answers if posterior is not None]
         if trained:
             members, vectors = [client for client, _ in trained], torch.stack([p.mean for _, p in trained])
@@ -66,8 +69,12 @@ class KMeansClustering:
             seed = stream_seed(clients.seed, "k-means", clients.round)
             labels = k_means(self._feature(vectors, clients), weight, self.num_clusters, seed, centres)
             assignment[0, members] = labels
-            models = _cluster_means(vectors, weight, labels, state.models.mean)
-        new = single_story(flat(models.mean), assignment)
+            means = _cluster_means(vectors, weight, labels, state.models.mean)
+            statistics = slice(clients.num_parameters, clients.num_evaluated)  # BatchNorm's are averaged by examples
+            means[:, statistics] = _cluster_means(
+                vectors[:, statistics], clients.num_examples[members], labels, state.models.mean[:, statistics]
+            )
+        new = single_story(flat(means), assignment)
         return new, one_story(new)
 
     def _feature(self, vectors: Tensor, clients: Clients) -> Tensor:
@@ -75,10 +82,10 @@ class KMeansClustering:
         return vectors[:, end - clients.num_last_layer if self.space == "last_layer" else 0 : end]
 
 
-def _cluster_means(vectors: Tensor, weight: Tensor, labels: Tensor, old: Tensor) -> Gaussian:
-    """Each cluster's weighted mean; an empty cluster keeps its model."""
+def _cluster_means(vectors: Tensor, weight: Tensor, labels: Tensor, old: Tensor) -> Tensor:
+    """Each cluster's weighted mean; an empty cluster keeps what it has."""  # (cluster, vector)
     means = old.clone()
     for cluster in labels.unique().tolist():
         share = torch.where(labels == cluster, weight, 0.0)
         means[cluster] = (share / share.sum()).to(vectors.dtype) @ vectors
-    return flat(means)
+    return means

@@ -123,6 +123,12 @@ def train_groups(
     return folds
 
 
+def mean_by_examples(rows: Tensor, num_examples: Tensor) -> Tensor:
+    """What clients have counted, as BatchNorm's statistics, for all of them: whatever their models are weighed by."""
+    weight = num_examples.to(rows.dtype)  # (client,) beside (client, number)
+    return weight @ rows / weight.sum()  # (number,)
+
+
 def unit(mean: Tensor) -> Gaussian:
     """Precision 1 everywhere; with strength N·λ the proximal term λ/2 ‖θ − mean‖² beside the mean loss."""
     return Gaussian(mean, mean.new_ones(()).expand_as(mean))

@@ -39,7 +39,7 @@ class FlowerClients:
         self.num_examples = torch.tensor(sizes, dtype=torch.float64)  # 0: not met yet
         self.layout, self.local_steps = engine.layout, engine.training.local_steps
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
-        self.num_statistics = self.layout.num_statistics
+        self.num_evaluated = self.layout.num_evaluated
         self.present, self.in_time = engine.participation.draw(engine.num_clients, engine.seed, round_index)
         drawn = int(self.present.sum())
         self.present &= torch.tensor([engine.online(client) for client in range(engine.num_clients)])
