@@ -226,6 +226,34 @@ def test_what_the_hub_sends_is_verified_before_it_is_cached(monkeypatch, small_i
     assert_same(find("cifar10"), arrays)
 
 
+@pytest.mark.parametrize("where", ["hub", "path"])
+def test_batches_in_another_order_are_put_into_the_published_one(monkeypatch, small_images, tmp_path, where):
+    """As the hub's CIFAR-10, which begins with its fourth batch: the published splits name examples by their place."""
+    arrays = small_images(32, 32, 3)
+    size = len(arrays["y_train"]) // 5
+    assert size >= 2
+    arrays |= {key: arrays[key][: 5 * size] for key in ("x_train", "y_train")}
+    publish(monkeypatch, "cifar10", arrays)
+    parts = [slice(i * size, (i + 1) * size) for i in range(5)]
+    batches = [
+        hashlib.sha256(b"".join(arrays[key][part].tobytes() for key in ("x_train", "y_train"))).hexdigest()
+        for part in parts
+    ]
+    monkeypatch.setitem(sources.SOURCES, "cifar10", replace(sources.SOURCES["cifar10"], batches=tuple(batches)))
+    order = [3, 2, 1, 4, 0]
+    mixed = arrays | {key: np.concatenate([arrays[key][parts[i]] for i in order]) for key in ("x_train", "y_train")}
+    assert not np.array_equal(mixed["x_train"], arrays["x_train"])
+    if where == "hub":
+        fake_hub(monkeypatch, mixed, image="img")
+        assert_same(find("cifar10"), arrays)
+        assert_same(find("cifar10"), arrays)  # as it was cached
+        return
+    path = write_npz(tmp_path, "cifar10", mixed)
+    assert_same(find("cifar10", path), arrays)
+    within = mixed | {"x_train": mixed["x_train"][::-1].copy()}  # not the same batches: one's own data
+    assert_same(find("cifar10", write_npz(tmp_path / "own", "cifar10", within)), within)
+
+
 def test_an_alpha_channel_from_the_hub_is_dropped(monkeypatch, small_images):
     arrays = small_images(28, 28, 4)
     fake_hub(monkeypatch, arrays)

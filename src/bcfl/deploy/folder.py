@@ -20,7 +20,7 @@ LOCKED_DOWN = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds: each task is a new process, whose start takes longer
     "no_proxy": "127.0.0.1,localhost",
 }
 CONNECTION = "bcfl"  # what the SuperLink is called in Flower's own configuration

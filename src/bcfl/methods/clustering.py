@@ -55,7 +55,7 @@ def warm_up(clients: Clients, num_clusters: int, num_rounds: int) -> Tensor:
     """K starting models: clients train alone from one common model, then weighted k-means and a mean per cluster."""
     start = clients.draw_model(0, 0)
     present = clients.present.nonzero()[:, 0]
-    # Without an exchange in between, `num_rounds` rounds of local training are one longer training.
+    # Without an exchange in between, `num_rounds` rounds of local training are one longer training, with its momentum.
     jobs = Jobs(torch.zeros_like(present), present, num_steps=num_rounds * clients.local_steps)
     answers = zip(present.tolist(), clients.fit(flat(start[None]), jobs), strict=True)
     arrived = [(client, posterior.mean) for client, posterior in answers if posterior is not None]
