@@ -11,7 +11,7 @@ from typing import Any
 
 from scipy.stats import ttest_1samp
 
-from bcfl.data.datasets import DIGITS_FIVE
+from bcfl.data.datasets import full_name
 from bcfl.experiment.sweep import differences, text_of, title_of
 from bcfl.methods.bcfl import BCFL
 
@@ -113,13 +113,11 @@ def paper_numbers(rows: Iterable[Mapping[str, str]]) -> Paper:
 def problem_of(record: Record) -> Problem:
     """The data set and how it is split, in words for a heading."""
     data = record["config"]["data"]
-    other_domains = data["domains"] is not None and tuple(data["domains"]) != DIGITS_FIVE
-    name = f"{data['name']}[{','.join(data['domains'])}]" if other_domains else data["name"]
     split = {"label(4,10,0.1)": OWN_SPLITS}.get(data["partition"], data["partition"])
     if data["partition"] == "file":
         published = Path(data["partition_file"]).as_posix().endswith(f"experiments/splits/{data['name']}.npz")
         split = PUBLISHED_SPLIT if published else f"the split in {Path(data['partition_file']).name}"
-    return name, split
+    return full_name(data["name"], data["domains"]), split
 
 
 def by_problem(records: Iterable[Record]) -> dict[Problem, list[Record]]:

@@ -34,7 +34,7 @@ from standing import in_short, shortfall
 from tables import show, table
 
 from bcfl.experiment.sweep import text_of, title_of
-from bcfl.methods import make_method
+from bcfl.methods import make_method, remarks
 
 LEVEL = 0.05
 ENOUGH_SEEDS = 3
@@ -88,6 +88,7 @@ def section(
     missing = [method for method in printed if method not in {row.method for row in rows}]
     lines = [f"## {heading}" + (f", K = {clusters}" if clusters else ""), "", "At equal rounds:", ""]
     lines += [*equal_rounds(rows, printed), ""]
+    lines += [f"{remark}.\n" for remark in remarks(row.method for row in rows)]
     lines += [f"Rows of the paper that have not been run: {', '.join(missing)}.", ""] if missing else []
     lines += below_paper(heading, rows, printed, reasons)
     lines += published_budget(rows, printed)

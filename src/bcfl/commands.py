@@ -30,7 +30,7 @@ from bcfl.experiment.sweep import (
     title_of,
     without_results,
 )
-from bcfl.methods import METHODS
+from bcfl.methods import METHODS, remarks
 from bcfl.models import MODELS
 from bcfl.progress import LiveProgress, SweepProgress, console_for
 
@@ -218,7 +218,10 @@ def print_comparison(summaries: Sequence[dict[str, Any]]) -> None:
         steps = mean_and_deviation([summary["work"]["local_steps"] for summary in runs])
         names = [runs[0]["method"], *(text_of(settings[key]) if key in settings else "" for key in varied)]
         table.add_row(*names, *cells, f"{steps[0]:,.0f}" if steps else "", str(len(runs)))
-    console_for().print(table)
+    console = console_for()
+    console.print(table)
+    for remark in remarks(summary["method"] for summary in summaries):
+        console.print(remark, style="dim")
 
 
 def list_things(options: Namespace) -> int:

@@ -7,6 +7,7 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
+from bcfl.data.datasets import DIGITS_FIVE
 from bcfl.experiment.config import (
     SECTIONS,
     YOUNGER,
@@ -262,6 +263,9 @@ def test_defaults_are_written_out_so_that_they_may_change() -> None:
 def test_data_of_the_users_own_decide_nothing_about_the_model() -> None:
     assert parse_config({"data": {"factory": "a:b"}}).model == ModelConfig()
     assert parse_config({"data": {"factory": "a:b"}}).label == "own-bcfl-mh-3-s0"
+    some = {"name": "digits_five", "domains": ["usps", "optdigits"], "partition": "feature(2,2)"}
+    assert parse_config({"data": some}).label == "digits_five-usps-optdigits-bcfl-mh-3-s0"  # not the paper's five
+    assert parse_config({"data": some | {"domains": list(DIGITS_FIVE)}}).label == "digits_five-bcfl-mh-3-s0"
 
 
 OTHER = {

@@ -1,5 +1,6 @@
 """Runs in this process: what resuming does, what stops them and what their user is told."""
 
+import copy
 import errno
 import json
 import logging
@@ -371,6 +372,14 @@ def test_clusters_of_a_given_size_are_kept_to(method: str, federation: str) -> N
     named = (f"method.name={method}", "method.cluster_size=[2,2]", "experiment.rounds=6")
     result = start(small_config(*FEDERATIONS[federation], *named), None, num_workers=1)
     assert torch.bincount(result.assignment).tolist() == [2, 2, 2, 2]
+
+
+def test_some_digit_domains_are_never_called_digits_five(tmp_path: Path) -> None:
+    domains = ("data.name=digits_five", 'data.domains=["optdigits"]', "data.partition=feature(1,4)")
+    config = small_config(*domains, "method.name=local", "experiment.rounds=1")
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, 10))
+    start(config, tmp_path / "run", factory=lambda: copy.deepcopy(net), num_workers=1)
+    assert RunFolder.open(tmp_path / "run").read("manifest.json")["dataset"] == "digits_five[optdigits]"
 
 
 def test_validation_takes_its_examples_from_the_training_data() -> None:

@@ -112,6 +112,7 @@ def test_bands_are_one_deviation_over_seeds(made_up: MakeRun) -> None:
     band, line = figures_of(report(runs))["accuracy"]["data"]
     values = np.array([[r["accuracy"] for r in run.rounds] for run in runs])
     assert line["y"] == pytest.approx(values.mean(0), abs=5e-5)
+    assert line["name"].endswith("(3 seeds)")
     outline = [*(values.mean(0) + values.std(0, ddof=1)), *(values.mean(0) - values.std(0, ddof=1))[::-1]]
     assert band["y"] == pytest.approx(outline, abs=1e-4)
 
@@ -185,7 +186,7 @@ def test_a_comparison_can_be_looked_at_while_it_runs(made_up: MakeRun) -> None:
     page = report(runs)
     (line, _) = figures_of(page)["accuracy_by_work"]["data"]
     assert line["x"] == [runs[0].rounds[0]["work"]["local_steps"]]
-    assert "one standard deviation over the seeds" not in page
+    assert "the band one standard deviation" not in page
     (row,) = re.findall(r"<tr><th>[^\n]*?bcfl-mh-3</th>(.*?)</tr>", page)
     assert row.endswith("<td>1</td>")  # the seed that has something to tell
     assert "±" not in row

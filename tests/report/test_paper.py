@@ -36,6 +36,14 @@ def test_several_methods_have_files_of_their_own(
     assert "trellis-bcfl-g.svg" not in names
 
 
+def test_curves_say_how_many_seeds_they_are_a_mean_of(made_up: MakeRun) -> None:
+    runs = read_runs([made_up("a0"), made_up("a1", seed=1), made_up("b", method="bcfl-g", hypotheses=1)])
+    for shown, expected in ((runs, ["bcfl-mh-3 (2 seeds)", "bcfl-g (1 seed)"]), (runs[:2], ["bcfl-mh-3 (2 seeds)"])):
+        legend = paper.learning(group_runs(shown)).axes[-1].get_legend()
+        assert legend is not None
+        assert [text.get_text() for text in legend.get_texts()] == expected
+
+
 def test_the_trellis_has_the_pages_marks(tmp_path: Path) -> None:
     run = read_run(write_eventful_run(tmp_path / "run"))
     figure = paper.descent(run)

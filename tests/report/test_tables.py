@@ -1,4 +1,5 @@
 import csv
+import html
 import io
 import statistics
 from collections.abc import Callable
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from bcfl.cli import main
-from bcfl.report.reading import group_runs, read_runs
+from bcfl.commands import print_comparison
+from bcfl.report.html import report
+from bcfl.report.reading import group_runs, read_run, read_runs
 from bcfl.report.tables import FORMATS, comma_separated, latex, markdown
 
 MakeRun = Callable[..., Path]
@@ -80,3 +83,19 @@ def test_command_prints_the_table(made_up: MakeRun, form: str, capsys: pytest.Ca
     path = made_up()
     assert main(["table", str(path), "--format", form]) == 0
     assert capsys.readouterr().out == FORMATS[form](group_runs(read_runs([path])))
+
+
+def test_what_must_be_known_about_a_method_stands_below_its_numbers(
+    made_up: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = read_runs(two_methods(made_up))
+    adapted = [*others, read_run(made_up("c", method="bp-fedavg", hypotheses=1))]
+    remark = "bp-fedavg is tested after each client's adaptation."
+    for write in (markdown, latex, lambda groups: report([run for group in groups for run in group.runs])):
+        assert remark in html.unescape(write(group_runs(adapted)))
+        assert remark not in html.unescape(write(group_runs(others)))
+    assert markdown(group_runs(adapted)).endswith(f"|\n\n{remark}\n")
+    assert latex(group_runs(adapted)).splitlines()[-2].startswith(r"\multicolumn{")
+    row = {"method": "bp-fedavg", "settings": {}, "accuracy": 0.5, "macro_f1": 0.5, "nll": 1.0, "ari": None}
+    print_comparison([{**row, "work": {"local_steps": 1}}])
+    assert remark[:-1] in capsys.readouterr().out

@@ -53,6 +53,11 @@ class DatasetEntry:
         return dict(self.build.__kwdefaults__ or {})
 
 
+def full_name(name: str, domains: Sequence[str] | None = None) -> str:
+    """What a data set is called with these domains: other digits are never called Digits-Five."""
+    return name if domains is None or tuple(domains) == DIGITS_FIVE else f"{name}[{','.join(domains)}]"
+
+
 def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
     """The data set `name`, from `path`, the cache, a system package or the Hugging Face hub, the first that has it."""
     if name not in DATASETS:
@@ -154,8 +159,7 @@ def _digits_five(path: str | Path | None, *, domains: Sequence[str] = DIGITS_FIV
         raise FileNotFoundError(f"digits_five: {error}; {advice}") from error
     domain = torch.arange(len(raw))
     return Dataset(
-        # A subset is never called Digits-Five.
-        name="digits_five" if tuple(domains) == DIGITS_FIVE else f"digits_five[{','.join(domains)}]",
+        name=full_name("digits_five", domains),
         x_train=_resized([one["x_train"] for one in raw], domains),
         y_train=torch.cat([_labels(one["y_train"]) for one in raw]),
         x_test=_resized([one["x_test"] for one in raw], domains),

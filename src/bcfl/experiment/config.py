@@ -5,6 +5,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bcfl.data.datasets import DATASETS
+from bcfl.data.datasets import DATASETS, full_name
 from bcfl.engines.simulator import Participation
 from bcfl.local import Training
 from bcfl.methods import make_method, option_types
@@ -98,7 +99,8 @@ class Config:
     @property
     def label(self) -> str:
         """What a run folder is called for people."""
-        data = self.data.name if self.data.factory is None else "own"
+        data = full_name(self.data.name, self.data.domains) if self.data.factory is None else "own"
+        data = "-".join(re.findall(r"[\w.]+", data))  # no brackets in a folder's name
         return f"{data}-{self.method['name']}-s{self.experiment.seed}"
 
     def with_data_path(self, path: str) -> "Config":

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bcfl import __version__
 from bcfl.association import align
+from bcfl.data.datasets import full_name
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Simulator
@@ -171,8 +172,8 @@ def _describe(folder: RunFolder, split: Mapping[str, Any], device: str = "cpu") 
 
 def _split(config: Config, data: FederatedData) -> dict[str, Any]:
     section = config.data
-    origin = (section.name, section.partition) if section.factory is None else (data.description, "own")
     own = section.factory is not None
+    origin = (data.description, "own") if own else (full_name(section.name, section.domains), section.partition)
     return manifest(data, *origin, split_seed(config), share_floor=section.share_floor, content=own)
 
 

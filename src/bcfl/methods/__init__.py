@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -24,6 +24,7 @@ class Entry:
     summary: str
     build: type
     fixed: Mapping[str, Any]  # options that the name implies
+    remark: str = ""  # what must be known where its numbers stand beside those of others
 
 
 METHODS = {
@@ -37,7 +38,13 @@ METHODS = {
         Entry("bcfl-auto", "finds the number of clusters: they are born, joined and die", AutoBCFL, {}),
         Entry("local", "no federation: each client alone", Local, {}),
         Entry("fedavg", "one global model, averaged by examples", FedAvg, {}),
-        Entry("bp-fedavg", "one global belief, tested after each client's adaptation", BPFedAvg, {}),
+        Entry(
+            "bp-fedavg",
+            "one global belief, tested after each client's adaptation",
+            BPFedAvg,
+            {},
+            "bp-fedavg is tested after each client's adaptation",
+        ),
         Entry("fedamp", "personal models, attentive message passing", FedAMP, {}),
         Entry("fesem", "k-means on the clients' models", KMeansClustering, {"weighted": False}),
         Entry("wecfl", "k-means on the clients' models, weighted by examples", KMeansClustering, {"weighted": True}),
@@ -46,6 +53,11 @@ METHODS = {
     )
 }
 _BCFL_NAME = re.compile(r"(?P<stem>bcfl-g|bcfl-(?:c|mh)-(?P<count>\d+))(?P<warm>-w)?")
+
+
+def remarks(names: Iterable[str]) -> list[str]:
+    """What must be said beside a comparison of these methods."""
+    return [entry.remark for entry in METHODS.values() if entry.remark and entry.name in set(names)]
 
 
 def option_types() -> dict[str, Any]:

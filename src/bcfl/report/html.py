@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bcfl.experiment.config import parse_config
+from bcfl.methods import remarks
 from bcfl.report import plots, require
 from bcfl.report.layout import Columns, client_graph, columns, marks
 from bcfl.report.reading import Group, Run, group_runs
@@ -80,8 +81,8 @@ def _overview_panels(groups: Sequence[Group]) -> list[Panel]:
     begun = [group for group in groups if any(run.rounds for run in group.runs)]
     if not any(run.last("accuracy") is not None for group in begun for run in group.runs):
         return []
-    seeds = max(len(group.begun) for group in begun)
-    band = f" The band is one standard deviation over the seeds (up to {seeds})." if seeds > 1 else ""
+    several = any(len(group.begun) > 1 for group in begun)
+    band = " The line is the mean over the seeds, the band one standard deviation." if several else ""
     panels = [
         Panel("accuracy", "Accuracy by round", "Higher is better: the share of all clients' own test examples that "
               "their models get right." + band, plots.by_round(begun, "accuracy", "accuracy")),
@@ -328,11 +329,12 @@ def _headline(groups: Sequence[Group]) -> str:
         ]
         swatch = f'<i class="swatch" style="background:var({plots.colour(index)})"></i>'
         rows.append(f"<tr><th>{swatch}{html.escape(group.label)}</th>{''.join(texts)}<td>{len(group.begun)}</td></tr>")
+    said = "".join(f" {html.escape(remark)}." for remark in remarks(group.method for group in groups))
     return (
         f'<div class="scroll"><table><thead><tr><th>method</th>{head}<th>seeds</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         '<p class="under">Mean ± standard deviation over seeds; the best of each column is bold. Agreement is the '
-        "adjusted Rand index of the assignment with the true groups.</p>"
+        f"adjusted Rand index of the assignment with the true groups.{said}</p>"
     )
 
 

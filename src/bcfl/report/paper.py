@@ -103,11 +103,11 @@ def learning(groups: Sequence[Group]) -> "Figure":
         for index, group in enumerate(groups):
             rounds, mean, deviation = group.band(partial(Run.curve, key=key))
             dash = DASHES[index // len(COLOURS) % len(DASHES)]
-            panel.plot(rounds, mean, dash, color=colour(index), label=group.label, linewidth=1.3)
+            panel.plot(rounds, mean, dash, color=colour(index), label=group.label_and_seeds, linewidth=1.3)
             if len(group.begun) > 1:
                 panel.fill_between(rounds, mean - deviation, mean + deviation, color=colour(index), alpha=0.18, lw=0)
         panel.set(xlabel="round", ylabel=title)
-    if len(groups) > 1:
+    if len(groups) > 1 or len(groups[0].begun) > 1:
         axes[-1].legend(fontsize=7)
     return figure
 

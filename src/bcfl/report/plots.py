@@ -75,8 +75,8 @@ def _line_with_band(
                        "legendgroup": group.label})  # fmt: skip
     dash = DASHES[index // NUM_COLOURS % len(DASHES)]
     line = {"color": colour(index), "width": 2.5, "dash": dash}
-    traces.append({"x": x, "y": rounded(mean), "mode": "lines" if len(x) > 1 else "markers", "name": group.label,
-                   "line": line, "legendgroup": group.label, "customdata": rounded(spread),
+    traces.append({"x": x, "y": rounded(mean), "mode": "lines" if len(x) > 1 else "markers", "line": line,
+                   "name": group.label_and_seeds, "legendgroup": group.label, "customdata": rounded(spread),
                    "hovertemplate": f"{group.label}, {hover}: %{{y:.3f}} ± %{{customdata:.3f}}<extra></extra>",
                    })  # fmt: skip
     return traces

@@ -261,6 +261,11 @@ class Group:
         return ", ".join([self.method, *(f"{title_of(key)} {text_of(v)}" for key, v in self.settings.items())])
 
     @property
+    def label_and_seeds(self) -> str:
+        """The label for a curve, which is a mean over that many."""
+        return f"{self.label} ({len(self.begun)} seed{'s' * (len(self.begun) != 1)})"
+
+    @property
     def begun(self) -> list[Run]:
         """The runs that have something to tell: every mean is over these."""
         return [run for run in self.runs if run.rounds]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bcfl.experiment.sweep import mean_and_deviation, text_of, title_of
+from bcfl.methods import remarks
 from bcfl.report.reading import Group, Run
 
 
@@ -77,7 +78,10 @@ def markdown(groups: Sequence[Group]) -> str:
         seeds = len(group.begun)
         texts = [written(cell, m, seeds) for cell, m in zip(cells(group, measures), measures, strict=True)]
         rows.append([*(name.replace("|", "\\|") for name in own), *texts, str(seeds)])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    for remark in remarks(group.method for group in groups):
+        lines += ["", f"{remark}."]
+    return "\n".join(lines) + "\n"
 
 
 def comma_separated(groups: Sequence[Group]) -> str:
@@ -104,7 +108,14 @@ def latex(groups: Sequence[Group]) -> str:
         texts = [written(cell, m, seeds, r" \pm ").replace(",", "{,}") for cell, m in both]
         numbers = [f"${text}$" if text else "" for text in texts]
         lines.append(" & ".join([*map(_escaped, own), *numbers, str(seeds)]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    lines += [r"\bottomrule", *_spanning(groups, len(shape)), r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _spanning(groups: Sequence[Group], columns: int) -> list[str]:
+    """What must be said beside the numbers, in lines below them."""
+    said = remarks(group.method for group in groups)
+    return [rf"\multicolumn{{{columns}}}{{l}}{{\footnotesize {_escaped(remark)}.}} \\" for remark in said]
 
 
 def _escaped(text: str) -> str:
