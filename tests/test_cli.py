@@ -1,5 +1,6 @@
 """The command line as its users meet it: one clear line for what is wrong, tables and JSON for what is right."""
 
+import contextlib
 import errno
 import json
 import os
@@ -347,6 +348,9 @@ def test_a_run_goes_on_for_more_rounds_in_a_folder_of_its_own(capsys: pytest.Cap
     assert call(["resume", "run", "--rounds", str(rounds + 1), "--quiet"]) == 0
     assert f"kept in run-{rounds + 1}-rounds" in capsys.readouterr().out
     assert call(["resume", "run", "--rounds", str(rounds + 2), "--out", "runs/longer", "--quiet"]) == 0
+    with contextlib.chdir("run"):
+        assert call(["resume", ".", "--rounds", str(rounds + 3), "--quiet"]) == 0
+    assert Path(f"run-{rounds + 3}-rounds/result.json").exists()
     first, longer = (Path(name, "rounds.jsonl").read_text() for name in ("run", "runs/longer"))
     assert longer.startswith(first)
     assert len(longer.splitlines()) == len(first.splitlines()) + 2

@@ -55,6 +55,22 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--data-factory", "mydata", "--set", "model.name=mlp"], "must be package.module:function, got 'mydata'"),
+        (["--data-factory", 'x" y:z', "--set", "model.name=mlp"], "must be package.module:function"),
+        (["--data-factory", "mydata:load"], "model.name or model.factory must be given for these data"),
+    ],
+)
+def test_what_clients_could_never_import_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["deploy", "init", str(tmp_path / "federation"), "--clients", "3", *arguments]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "federation").exists()
+
+
 @needs_tools
 def test_the_folder_has_every_role_and_its_secrets_are_for_their_owner_alone(written: Path) -> None:
     for name in ("server/start.sh", "server/gate.sh", "server/register.sh", "server/run.sh", "client-2/start.sh"):

@@ -47,7 +47,8 @@ def run(options: Namespace) -> int:
 def resume_run(options: Namespace) -> int:
     path: Path = options.run
     if options.rounds is not None:
-        path = options.out or path.with_name(f"{path.resolve().name}-{options.rounds}-rounds")
+        named = path if path.name not in ("", "..") else path.resolve()  # "." has no name to add to
+        path = options.out or named.with_name(f"{named.name}-{options.rounds}-rounds")
         prolong(options.run, path, settings_of(options.run).with_rounds(options.rounds))
     elif options.out is not None:
         raise ValueError("--out is for --rounds: a stopped run goes on in its own folder")
@@ -261,7 +262,8 @@ def deploy(options: Namespace) -> int:
     from bcfl.deploy.local import run_local
     from bcfl.deploy.settings import read_settings
 
-    config, terms = read_settings(options.config, options.overrides, options.clients, options.seed)
+    own_data = None if options.place == "local" else options.data_factory
+    config, terms = read_settings(options.config, options.overrides, options.clients, options.seed, own_data)
     if options.place == "local":
         own: dict[str, Any] = {"insecure": options.insecure, "terms": terms}
         with _folder_for(config, options.out) as out:
@@ -274,7 +276,7 @@ def deploy(options: Namespace) -> int:
         options.server,
         gate_port=None if options.insecure else options.port or GATE_PORT,
         insecure=options.insecure,
-        data_factory=options.data_factory,
+        data_factory=own_data,
     )
     init(site, config, terms)
     console_for().print(f"{options.folder} holds a federation of {options.clients} clients; {options.folder}/README.md "

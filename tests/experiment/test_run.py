@@ -374,6 +374,16 @@ def test_clusters_of_a_given_size_are_kept_to(method: str, federation: str) -> N
     assert torch.bincount(result.assignment).tolist() == [2, 2, 2, 2]
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e12])
+def test_trainings_that_diverge_are_told_once(caplog: pytest.LogCaptureFixture, scale: float) -> None:
+    data = prepare(small_config()).data
+    clients = [(data.x_train[own], data.y_train[own]) for own in data.train_of]
+    clients[0] = (scale * clients[0][0], clients[0][1])  # one client's units may be off
+    start(small_config("method.name=fedavg"), None, clients=clients, num_workers=1)
+    said = "round 1: 1 of 8 trainings did not stay finite and are left out: try a smaller training.learning_rate"
+    assert [record.message for record in caplog.records] == ([said] if scale > 1 else [])
+
+
 def test_some_digit_domains_are_never_called_digits_five(tmp_path: Path) -> None:
     domains = ("data.name=digits_five", 'data.domains=["optdigits"]', "data.partition=feature(1,4)")
     config = small_config(*domains, "method.name=local", "experiment.rounds=1")

@@ -3,12 +3,14 @@ import html
 import io
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bcfl.cli import main
 from bcfl.commands import print_comparison
+from bcfl.methods import METHODS, remarks
 from bcfl.report.html import report
 from bcfl.report.reading import group_runs, read_run, read_runs
 from bcfl.report.tables import FORMATS, comma_separated, latex, markdown
@@ -99,3 +101,9 @@ def test_what_must_be_known_about_a_method_stands_below_its_numbers(
     row = {"method": "bp-fedavg", "settings": {}, "accuracy": 0.5, "macro_f1": 0.5, "nll": 1.0, "ari": None}
     print_comparison([{**row, "work": {"local_steps": 1}}])
     assert remark[:-1] in capsys.readouterr().out
+
+
+def test_every_method_that_has_a_remark_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "bcfl-mh-M", replace(METHODS["bcfl-mh-M"], remark="tested twice"))
+    named = iter(["bp-fedavg", "bcfl-mh-3-w", "bcfl-g"])
+    assert remarks(named) == ["tested twice", METHODS["bp-fedavg"].remark]

@@ -22,9 +22,16 @@ ROTATIONS = (0, 90, 180, 270)
 
 
 def read_settings(
-    path: Path | None, overrides: Iterable[str], num_clients: int, seed: int | None = None
+    path: Path | None,
+    overrides: Iterable[str],
+    num_clients: int,
+    seed: int | None = None,
+    data_factory: str | None = None,
 ) -> tuple[Config, dict[str, Any]]:
     """The run's configuration and the federation's terms; what is left open suits the number of clients."""
+    # Only the clients' machines can import it, but what can never be imported is found here.
+    if data_factory is not None and not re.fullmatch(r"\w+(\.\w+)*:\w+", data_factory):
+        raise ValueError(f"--data-factory must be package.module:function, got {data_factory!r}")
     values: dict[str, Any] = read_toml(path) if path else {}
     for override in overrides:
         apply_override(values, override)
@@ -32,6 +39,8 @@ def read_settings(
         set_value(values, "experiment.seed", seed)
     own_terms, data, _ = (section_of(values, name) for name in ("deploy", "data", "method"))
     del values["deploy"]
+    if data_factory is not None and not {"name", "factory"} & section_of(values, "model").keys():
+        raise ValueError("--data-factory: model.name or model.factory must be given for these data")
     terms: Terms = parse_section(Terms, {**own_terms, "num_clients": num_clients}, "deploy")
     terms.check()
     if not {"name", "partition", "factory"} & data.keys():

@@ -271,6 +271,7 @@ def _rounds(
             record |= summarise(engine.evaluate(*state.points(), index))
             if experiment.mixture:
                 record["mixture"] = summarise(engine.evaluate(*mixtures(state, info), index))
+        _tell_rejected(history, record)
         history.append(record)
         seconds = time.perf_counter() - began
         if folder:
@@ -288,6 +289,14 @@ def _rounds(
     if folder and not folder.complete:
         folder.write("result.json", result.summary())
     return result
+
+
+def _tell_rejected(history: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+    """In the first round in which trainings went off, their user is told; the run goes on, as others may in a sweep."""
+    work = record["work"]
+    if work["rejected"] and not any(past["work"]["rejected"] for past in history):
+        logger.warning(f"round {record['round']}: {work['rejected']} of {work['trainings']} trainings did not stay "
+                       "finite and are left out: try a smaller training.learning_rate")  # fmt: skip
 
 
 def _association_record(state: Hypotheses, before: Tensor, group: Tensor | None) -> dict[str, Any]:

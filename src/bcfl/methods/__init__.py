@@ -57,7 +57,8 @@ _BCFL_NAME = re.compile(r"(?P<stem>bcfl-g|bcfl-(?:c|mh)-(?P<count>\d+))(?P<warm>
 
 def remarks(names: Iterable[str]) -> list[str]:
     """What must be said beside a comparison of these methods."""
-    return [entry.remark for entry in METHODS.values() if entry.remark and entry.name in set(names)]
+    compared = {_look_up(name)[0].name for name in names}
+    return [entry.remark for entry in METHODS.values() if entry.remark and entry.name in compared]
 
 
 def option_types() -> dict[str, Any]:
