@@ -34,6 +34,7 @@ from standing import in_short, shortfall
 from tables import show, table
 
 from bcfl.experiment.sweep import text_of, title_of
+from bcfl.local import Training
 from bcfl.methods import make_method, remarks
 
 LEVEL = 0.05
@@ -285,9 +286,10 @@ def study(rows: Sequence[Row]) -> list[str]:
 
 
 def is_default(row: Row) -> bool:
-    """Whether the row has the settings that the method has by itself."""
-    own = make_method(row.method, {})
-    return all(getattr(own, key.removeprefix("method."), None) == value for key, value in row.settings.items())
+    """Whether the row has the settings that the method and training have by themselves."""
+    own = {"method": make_method(row.method, {}), "training": Training()}
+    named = [(*key.split("."), value) for key, value in row.settings.items()]
+    return all(getattr(own.get(section), key, None) == value for section, key, value in named)
 
 
 def verdict(rows: Sequence[Row]) -> str:
