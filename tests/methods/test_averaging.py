@@ -138,10 +138,25 @@ def test_bp_fedavg_serves_who_never_adapted_with_what_all_share() -> None:
     assert torch.equal(third.personal[:2], second.personal[:2])
 
 
+def test_bp_fedavg_associates_whoever_has_adapted() -> None:
+    clients = pulled_clients(TARGETS, SIZES, STARTS, absent=frozenset({1}), silent=frozenset({2}))
+    method = BPFedAvg()
+    start = method.init(clients)
+    assert start.assignment.tolist() == [[-1, -1, -1]]
+    first, info = method.round(start, clients)
+    assert first.assignment.tolist() == info.assignment.tolist() == [[0, -1, -1]]
+    clients.absent, clients.silent = frozenset({0}), frozenset()
+    second, _ = method.round(first, clients)
+    assert second.assignment.tolist() == [[0, 0, 0]]
+    assert start.assignment.tolist() == [[-1, -1, -1]]
+
+
 def test_bp_fedavg_goes_on_with_runs_that_did_not_remember_who_adapted() -> None:
+    """Their clients are all associated from the start, and so count as if all had adapted."""
     clients = pulled_clients(TARGETS, SIZES, STARTS, absent=frozenset({1}))
     method = BPFedAvg()
-    old = replace(method.init(clients), membership=None)
+    start = method.init(clients)
+    old = replace(start, assignment=torch.zeros_like(start.assignment))
     state, _ = method.round(old, clients)
     assert torch.equal(state.personal[1], old.personal[1])
     assert not torch.equal(state.personal[0], old.personal[0])

@@ -1,6 +1,6 @@
 """One model for all, or one for each: FedAvg, Local, and BP-FedAvg in between."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -52,7 +52,7 @@ class BPFedAvg:
     """One global Gaussian, moment-matched from the clients' posteriors; each client is tested with its own posterior.
 
     Per-FedAvg in this system's Bayesian training. Posteriors are weighted by the likelihood of their client's data. A
-    client that has never adapted is tested with the global mean; `membership` remembers who has (1) and has not (0).
+    client that has never adapted, and so is not associated yet (−1), is tested with the global mean.
     """
 
     forgetting: float = 0.5
@@ -62,9 +62,7 @@ class BPFedAvg:
     def init(self, clients: Clients) -> Hypotheses:
         start = clients.draw_model(0, 0)
         num_clients = len(clients.present)
-        everyone = torch.zeros(num_clients, dtype=torch.int64)
-        new = single_story(flat(start[None]), everyone, personal=start.repeat(num_clients, 1))
-        return replace(new, membership=torch.zeros(1, num_clients, 1))
+        return single_story(flat(start[None]), torch.full((num_clients,), -1), personal=start.repeat(num_clients, 1))
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         assert state.personal is not None
@@ -87,9 +85,8 @@ class BPFedAvg:
             merged.mean[clients.num_parameters :] = mean_by_examples(
                 personal[arrived, clients.num_parameters :], clients.num_examples[arrived]
             )
-        # A run that was begun before this was remembered goes on as if everybody had adapted.
-        membership = torch.ones(1, len(personal), 1) if state.membership is None else state.membership.clone()
-        membership[0, arrived] = 1
-        personal[membership[0, :, 0] == 0] = merged.mean
-        new = single_story(Gaussian(merged.mean[None], merged.precision[None]), state.assignment, personal=personal)
-        return replace(new, membership=membership), one_story(new)
+        assignment = state.assignment.clone()
+        assignment[0, arrived] = 0
+        personal[assignment[0] < 0] = merged.mean
+        new = single_story(Gaussian(merged.mean[None], merged.precision[None]), assignment, personal=personal)
+        return new, one_story(new)
