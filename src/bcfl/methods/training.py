@@ -134,14 +134,11 @@ def unit(mean: Tensor) -> Gaussian:
     return Gaussian(mean, mean.new_ones(()).expand_as(mean))
 
 
-def single_story(
-    models: Gaussian, assignment: Tensor, num_clusters: int | None = None, personal: Tensor | None = None
-) -> Hypotheses:
-    """A state with one hypothesis whose clusters are the first `num_clusters` models, in order."""
-    num_clusters = len(models) if num_clusters is None else num_clusters
+def single_story(models: Gaussian, assignment: Tensor, personal: Tensor | None = None) -> Hypotheses:
+    """A state with one hypothesis whose clusters are the models, in order."""
     return Hypotheses(
         models=models,
-        model_of=torch.arange(num_clusters)[None],
+        model_of=torch.arange(len(models))[None],
         log_weight=torch.zeros(1, dtype=torch.float64),
         assignment=assignment.view(1, -1),
         parent_of=torch.arange(len(models)),
