@@ -21,7 +21,7 @@ from bcfl.experiment.config import (
     parse_config,
 )
 from bcfl.local import Training
-from bcfl.methods import METHODS, make_method, option_types
+from bcfl.methods import METHODS, method_of, option_types
 
 NAMES = [name.replace("-M", "-3") for name in METHODS]
 
@@ -226,7 +226,7 @@ def wrong_value(hint: object) -> object:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_of_every_method_is_stored_typed_and_read_back(name: str) -> None:
     config = parse_config({"method": {"name": name}})
-    method = make_method(name, {key: value for key, value in config.method.items() if key != "name"})
+    method = method_of(config.method)
     own = {key: value for key, value in dataclasses.asdict(method).items() if key in option_types()}
     assert config.method == {"name": name, **own}
     for key in own:

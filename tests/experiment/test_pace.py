@@ -73,6 +73,12 @@ def test_an_unknown_method_is_guessed_from_others_on_the_same_data(tmp_path: Pat
     assert found.guessed == 1
 
 
+def test_stories_are_hypotheses_by_another_name(tmp_path: Path) -> None:
+    runs = planned(tmp_path, "bcfl-auto 0 method.max_stories=4", "fedavg 0")
+    took(runs[0], 8.0)  # 2 s each
+    assert pace_of(runs).outlook() == Outlook(0, 2, 1, 20, 9 * 8.0 + 10 * 2.0, 1)
+
+
 def test_where_no_round_on_the_data_is_known_other_data_must_do(tmp_path: Path) -> None:
     runs = planned(tmp_path, "fedavg 0", "fedavg 0 data.partition=feature(4,3)")
     took(runs[0], *[3.0] * 10)

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from bcfl.experiment.config import Config
-from bcfl.methods import make_method
+from bcfl.methods import method_of
 
 RECENT = 20  # rounds that tell a run's present pace: the first ones may have more to train, or a busier machine
 
@@ -90,5 +89,5 @@ def _kind(config: Config) -> tuple[str, str]:
 
 def _guessed_weight(config: Config) -> int:
     """How often a method may train its clients in a round, at most: once for each hypothesis that it keeps."""
-    options: dict[str, Any] = {key: value for key, value in config.method.items() if key != "name"}
-    return int(getattr(make_method(config.method["name"], options), "max_hypotheses", 1))
+    method = method_of(config.method)
+    return max(int(getattr(method, name, 1)) for name in ("max_hypotheses", "max_stories"))

@@ -17,7 +17,7 @@ from bcfl.data.partition import FederatedData, partition, with_validation
 from bcfl.engines.memory import keep_freed_memory
 from bcfl.experiment.config import FROM_PYTHON, Config
 from bcfl.federation import Method
-from bcfl.methods import make_method
+from bcfl.methods import method_of
 from bcfl.models import MODELS, ModelFactory, look_up
 
 
@@ -61,7 +61,7 @@ def set_up_memory(*configs: Config) -> None:
 
 def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
     """The configured method on these data, if there are enough clients for it."""
-    method = make_method(config.method["name"], {k: v for k, v in config.method.items() if k != "name"})
+    method = method_of(config.method)
     num_clusters = getattr(method, "num_clusters", 1)
     if num_clusters > data.num_clients:
         raise ValueError(f"method.num_clusters is {num_clusters}, but there are only {data.num_clients} clients")

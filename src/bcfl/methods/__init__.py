@@ -79,6 +79,11 @@ def make_method(name: str, options: Mapping[str, Any]) -> Method:
     return method
 
 
+def method_of(section: Mapping[str, Any]) -> Method:
+    """The method that a section of settings describes, by its name and its options."""
+    return make_method(section["name"], {key: value for key, value in section.items() if key != "name"})
+
+
 def _look_up(name: str) -> tuple[Entry, dict[str, Any]]:
     """The entry behind a name, and the options that the name sets."""
     if match := _BCFL_NAME.fullmatch(name):

@@ -16,7 +16,7 @@ from bcfl.data.manifest import groups_in
 from bcfl.experiment.config import parse_config
 from bcfl.experiment.metrics import follow_drift
 from bcfl.experiment.sweep import differences, text_of, title_of
-from bcfl.methods import make_method
+from bcfl.methods import method_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -99,8 +99,7 @@ class Run:
 
     @cached_property
     def num_clusters(self) -> int:
-        options = {key: value for key, value in self.config["method"].items() if key != "name"}
-        asked = int(getattr(make_method(self.method, options), "num_clusters", 1))
+        asked = int(getattr(method_of(self.config["method"]), "num_clusters", 1))
         return max([asked, *(int(one.assignment.max()) + 1 for one in self.stories)])
 
     @property
