@@ -36,12 +36,13 @@ ALLOWED: dict[str, set[str]] = {
     "methods": CONTRACT,  # never engines, data, local, models or experiment: they meet in federation
     "engines": LEARNING,  # never methods or experiment
     "experiment": RUNNING,
-    "report": RUNNING,
+    "console": set(),
+    "report": RUNNING | {"console"},
     "deploy": RUNNING,
     "flower_app": RUNNING | {"deploy"},
     "door": RUNNING,
-    "progress": RUNNING,
-    "commands": RUNNING | {"deploy", "door", "progress", "report"},
+    "progress": RUNNING | {"console"},
+    "commands": RUNNING | {"console", "deploy", "door", "progress", "report"},
     "cli": {"commands"},
     "__main__": {"cli"},
     "__init__": {"door", "experiment"},  # for type checkers, and by name when first asked for

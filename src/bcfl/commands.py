@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from bcfl.console import console_for
 from bcfl.data.datasets import DATASETS
 from bcfl.experiment.config import Config, load_config, parse_override
 from bcfl.experiment.reference import all_settings
@@ -32,7 +33,7 @@ from bcfl.experiment.sweep import (
 )
 from bcfl.methods import METHODS, remarks
 from bcfl.models import MODELS
-from bcfl.progress import LiveProgress, SweepProgress, console_for
+from bcfl.progress import LiveProgress, SweepProgress
 
 __all__ = ["COMMANDS", "RunStoppedError"]
 

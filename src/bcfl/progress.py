@@ -1,6 +1,5 @@
 """What people see while runs go on: bars on a terminal, plain lines where there is none."""
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
+from bcfl.console import console_for
 from bcfl.experiment.config import Config
 from bcfl.experiment.pace import Outlook, Pace
 from bcfl.experiment.problem import Split
@@ -16,14 +16,6 @@ from bcfl.experiment.sweep import Planned
 
 SECONDS_BETWEEN_LINES = 5.0  # of one run
 SECONDS_BETWEEN_LINES_OF_A_SWEEP = 30.0  # which may go on for days
-
-
-def console_for(stderr: bool = False) -> Console:
-    # Names of data sets and folders may hold brackets: they are text, not markup.
-    console = Console(stderr=stderr, markup=False, highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 160  # a file has no width: tables need not be folded
-    return console
 
 
 def _bars(console: Console, *more: ProgressColumn) -> Progress:

@@ -1,4 +1,4 @@
-"""Files that `bcfl associate --data` is given: what cannot be read is told in one line."""
+"""Files that `bcfl associate --data` is given: what cannot be read is told in one line. And how tables are printed."""
 
 import io
 import zipfile
@@ -59,3 +59,12 @@ def test_a_single_value_is_no_list_of_examples(
     assert main(["associate", str(real_run), "--data", str(path), *options]) == 2
     told = capsys.readouterr().err
     assert told == f"bcfl: --data {path}: {name} must have one row for each example, but is a single value\n"
+
+
+def test_a_table_is_not_folded_where_there_is_no_terminal(
+    real_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["evaluate", str(real_run)]) == 0
+    shares = [f"accuracy on the surest {share}%" for share in (50, 80, 90)]
+    assert any(all(title in line for title in shares) for line in capsys.readouterr().out.splitlines())

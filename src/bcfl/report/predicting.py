@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from bcfl.console import console_for
 from bcfl.data.formats import load_npz
 from bcfl.evidence import Temperature
 from bcfl.experiment.evaluation import evaluate
@@ -31,7 +31,7 @@ def associate_newcomer(options: Namespace) -> int:
     if options.json:
         print(json.dumps(_as_plain(newcomer)))
         return 0
-    console = Console(markup=False, highlight=False)
+    console = console_for()
     table = Table(title=f"where {options.data.name} belongs, by {newcomer.num_examples} examples", title_justify="left")
     for title in ("cluster", "probability", "clients of the run"):
         table.add_column(title, justify="right")
@@ -123,7 +123,7 @@ def evaluate_run(options: Namespace) -> int:
         part = found[key]
         curve = dict(zip(part["coverage"], part["accuracy_at_coverage"], strict=True))
         table.add_row(name, *(f"{part[k]:.4f}" for k in titles), *(f"{curve[share]:.4f}" for share in shares))
-    console = Console(markup=False, highlight=False)
+    console = console_for()
     console.print(table)
     if options.beliefs != "mean":
         chosen = " (chosen on validation data)" if automatic else ""
