@@ -193,6 +193,40 @@ def test_a_comparison_can_be_looked_at_while_it_runs(made_up: MakeRun) -> None:
     assert "±" not in report(runs[:2]).split('<div class="tiles">')[1].split("<section")[0]
 
 
+def test_the_run_that_has_got_furthest_stands_for_its_seeds(made_up: MakeRun) -> None:
+    behind = keep_rounds(made_up("a0"), 3)
+    runs = read_runs([behind, made_up("a1", seed=1), made_up("a2", seed=2)])
+    page = report(runs)
+    assert re.findall(r"<option[^>]*>(.*?)</option>", page) == ["bcfl-mh-3, seed 1"]
+    assert "After 8 rounds the best hypothesis" in page
+
+
+def test_the_best_of_each_column_is_bold_whichever_way_is_better(tmp_path: Path) -> None:
+    """The second run is worse in everything: it also finds who changed group later, and loses one at rest."""
+    better, worse = (write_eventful_run(tmp_path / name) for name in ("better", "worse"))
+    change_lines(better / "rounds.jsonl", lambda r: r.update(accuracy=0.9, macro_f1=0.9, nll=0.1, ece=0.01, ari=0.9))
+    change_lines(worse / "rounds.jsonl", lambda r: r.update(accuracy=0.8, macro_f1=0.8, nll=0.2, ece=0.02, ari=0.8))
+
+    def mislead(line: dict[str, Any]) -> None:
+        placed = line["assignment"][0]
+        if line["round"] in (8, 9):
+            placed[0], placed[11] = 0, 2  # where they were before they changed
+        if line["round"] == 11:
+            placed[5] = 2
+
+    change_lines(worse / "associations.jsonl", mislead)
+    settings = json.loads((worse / "config.json").read_text())
+    settings["training"]["learning_rate"] = 1.0
+    (worse / "config.json").write_text(json.dumps(settings))
+    page = report(read_runs([better, worse]))
+    titles = re.findall(r"<th>(.*?)</th>", page.split("<thead>")[1].split("</thead>")[0])
+    rows = [row.split("</th>")[1] for row in re.findall(r"<tr>(.*?)</tr>", page.split("<tbody>")[1])]
+    bold = [[title for title, cell in zip(titles[1:], re.findall(r"<td([^>]*)>", row), strict=True) if "best" in cell]
+            for row in rows]  # fmt: skip
+    quality = ["accuracy", "macro F1", "NLL", "ECE", "agreement", "false switches", "rounds until found"]
+    assert bold == [quality, []]
+
+
 def test_seeds_that_are_not_tested_yet_have_no_place_in_the_work(made_up: MakeRun) -> None:
     tested, untested, other = made_up("a0"), keep_rounds(made_up("a1", seed=1), 1), made_up("b0", method="bcfl-g")
     change_lines(untested / "rounds.jsonl", lambda record: record.pop("accuracy", None))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_runs import write_eventful_run
+from made_up_runs import keep_rounds, write_eventful_run
 
 from bcfl.cli import main
 from bcfl.report.layout import MARK_NAMES, client_graph, marks
@@ -34,6 +34,16 @@ def test_several_methods_have_files_of_their_own(
     names = {path.name for path in paper.save_figures(runs, tmp_path / "figures", ["svg"])}
     assert {"learning.svg", "graph-bcfl-mh-3.svg", "trellis-bcfl-mh-3.svg", "graph-bcfl-g.svg"} <= names
     assert "trellis-bcfl-g.svg" not in names
+
+
+def test_the_run_that_has_got_furthest_stands_for_its_seeds(
+    made_up: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(paper, "DETAILS", {"graph": lambda run: drawn.append(run.seed)})
+    runs = [keep_rounds(made_up("a0"), 3), made_up("a1", seed=1), made_up("a2", seed=2)]
+    paper.save_figures(read_runs(runs), tmp_path / "figures", ["svg"])
+    assert drawn == [1]
 
 
 def test_curves_say_how_many_seeds_they_are_a_mean_of(made_up: MakeRun) -> None:

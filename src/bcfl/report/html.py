@@ -40,7 +40,7 @@ def report(runs: Sequence[Run]) -> str:
     from plotly.offline import get_plotlyjs
 
     groups = group_runs(runs)
-    detailed = [_representative(group) for group in groups][:MOST_DETAILED]
+    detailed = [group.representative for group in groups][:MOST_DETAILED]
     first = max(range(len(detailed)), key=lambda i: detailed[i].last("accuracy") or 0)  # the one to look at
     overview = _overview_panels(groups)
     details = [_run_panels(run, str(i), MOST_CELLS // len(detailed)) for i, run in enumerate(detailed)]
@@ -72,13 +72,8 @@ def _embedded(figures: dict[str, Any]) -> str:
     return json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
 
 
-def _representative(group: Group) -> Run:
-    """The run whose associations stand for the group: the first that has got furthest."""
-    return max(group.runs, key=lambda run: len(run.rounds))
-
-
 def _overview_panels(groups: Sequence[Group]) -> list[Panel]:
-    begun = [group for group in groups if any(run.rounds for run in group.runs)]
+    begun = [group for group in groups if group.begun]
     if not any(run.last("accuracy") is not None for group in begun for run in group.runs):
         return []
     several = any(len(group.begun) > 1 for group in begun)
@@ -246,7 +241,7 @@ def _header(title: str, groups: Sequence[Group]) -> str:
 
 def _lead(groups: Sequence[Group]) -> str:
     """What happened, in a sentence or two."""
-    begun = [group for group in groups if any(run.rounds for run in group.runs)]
+    begun = [group for group in groups if group.begun]
     if not begun:
         return "No round is finished yet; make the report again when there is something to see."
     if len(begun) > 1:
@@ -259,7 +254,7 @@ def _lead(groups: Sequence[Group]) -> str:
             f"{ranked[0]} ends with the highest mean accuracy, {means[ranked[0]]:.3f}; "
             f"{ranked[-1]} with the lowest, {means[ranked[-1]]:.3f}."
         )
-    run = _representative(begun[0])
+    run = begun[0].representative
     if not run.clusters_clients:
         return "There is nothing to associate here: this method has one model for all clients, or one for each."
     final = run.stories[-1].assignment[0]
@@ -298,7 +293,7 @@ HEADLINES = {
 
 def _headline(groups: Sequence[Group]) -> str:
     measures = shown_measures(groups)
-    if not any(run.rounds for group in groups for run in group.runs):
+    if not any(group.begun for group in groups):
         return ""
     if len(groups) == 1:
         seeds = len(groups[0].begun)
@@ -313,10 +308,7 @@ def _headline(groups: Sequence[Group]) -> str:
         measures = [m for m in measures if m.key != "rounds"]  # said once, above
     quality = [m for m in measures if m.form == ".3f"]
     best = {
-        m.key: (min if m.key in ("ece", "nll", "false_switches", "rounds_until_found") else max)(
-            c[0] for g in groups if (c := cells(g, [m])[0])
-        )
-        for m in quality
+        m.key: (min if m.lower_is_better else max)(c[0] for g in groups if (c := cells(g, [m])[0])) for m in quality
     }
     head = "".join(f"<th>{html.escape(m.title)}</th>" for m in measures)
     rows = []

@@ -53,7 +53,7 @@ def save_figures(runs: Sequence[Run], out: Path, formats: Sequence[str] = FORMAT
     for name in formats:
         if name not in FORMATS:
             raise ValueError(f"--formats must be some of {', '.join(FORMATS)}, got {name!r}")
-    groups = [group for group in group_runs(runs) if any(run.rounds for run in group.runs)]
+    groups = [group for group in group_runs(runs) if group.begun]
     if not groups:
         raise ValueError("no round is finished yet in these runs: there is nothing to draw")
     out.mkdir(parents=True, exist_ok=True)
@@ -79,10 +79,9 @@ def _figures(groups: Sequence[Group]) -> Iterator[tuple[str, "Figure"]]:
     if any(run.last("accuracy") is not None for group in groups for run in group.runs):
         yield "learning", learning(groups)
     for group in groups:
-        run = max(group.runs, key=lambda one: len(one.rounds))
         suffix = "" if len(groups) == 1 else "-" + re.sub(r"[^\w.]+", "-", group.label)
         for name, draw in DETAILS.items():
-            figure = draw(run)
+            figure = draw(group.representative)
             if figure is not None:
                 yield name + suffix, figure
 

@@ -269,6 +269,11 @@ class Group:
         """The runs that have something to tell: every mean is over these."""
         return [run for run in self.runs if run.rounds]
 
+    @property
+    def representative(self) -> Run:
+        """The run whose associations stand for the group: the first that has got furthest."""
+        return max(self.runs, key=lambda run: len(run.rounds))
+
     def band(self, value_of: Callable[[Run], dict[int, float]]) -> tuple[Ints, Floats, Floats]:
         """Mean and sample standard deviation over seeds, at the rounds that all of the group's runs have reached."""
         curves = [curve for curve in map(value_of, self.runs) if curve]

@@ -19,6 +19,7 @@ class Measure:
     title: str
     value_of: Callable[[Run], float | None]
     form: str
+    lower_is_better: bool = False
 
 
 def _last(key: str) -> Callable[[Run], float | None]:
@@ -32,11 +33,11 @@ def _drift(key: str) -> Callable[[Run], float | None]:
 MEASURES = (
     Measure("accuracy", "accuracy", _last("accuracy"), ".3f"),
     Measure("macro_f1", "macro F1", _last("macro_f1"), ".3f"),
-    Measure("nll", "NLL", _last("nll"), ".3f"),
-    Measure("ece", "ECE", _last("ece"), ".3f"),
+    Measure("nll", "NLL", _last("nll"), ".3f", lower_is_better=True),
+    Measure("ece", "ECE", _last("ece"), ".3f", lower_is_better=True),
     Measure("ari", "agreement", _last("ari"), ".3f"),
-    Measure("false_switches", "false switches", _drift("false_switches"), ".3f"),
-    Measure("rounds_until_found", "rounds until found", _drift("rounds_until_found"), ".3f"),
+    Measure("false_switches", "false switches", _drift("false_switches"), ".3f", lower_is_better=True),
+    Measure("rounds_until_found", "rounds until found", _drift("rounds_until_found"), ".3f", lower_is_better=True),
     Measure("local_steps", "local steps", lambda run: float(run.work("local_steps").sum()), ",.0f"),
     Measure("rounds", "rounds", lambda run: float(len(run.rounds)), ",.0f"),
 )
