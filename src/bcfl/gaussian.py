@@ -31,7 +31,7 @@ class Gaussian:
         if not (self.mean.is_floating_point() and self.mean.dtype == self.precision.dtype):
             types = f"{self.mean.dtype} and {self.precision.dtype}"
             raise ValueError(f"mean and precision must have one floating-point type, got {types}")
-        # min() of a NaN is NaN, which is not < 0: a client's broken answer is caught by is_finite, not here.
+        # min() of a NaN is NaN, which is not < 0: a client's broken answer is caught by engines.client.is_usable.
         if self.precision.numel() and bool((least := distinct(self.precision).min()) < 0):
             raise ValueError(f"precision must be ≥ 0 everywhere, got {float(least)}")
 

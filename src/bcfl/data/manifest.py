@@ -108,7 +108,7 @@ def _split_hash(data: FederatedData) -> str:
 
 
 def _client_of(held: Sequence[Tensor], num_examples: int) -> Ints:
-    """The inverse of `_held`, (example,)."""
+    """The client that holds each example, −1 where none does."""  # (example,)
     client_of = np.full(num_examples, -1)
     sizes = [len(one) for one in held]
     client_of[torch.cat(tuple(held)).numpy()] = np.repeat(np.arange(len(held)), sizes)

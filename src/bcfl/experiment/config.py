@@ -108,7 +108,10 @@ class Config:
         return dataclasses.replace(self, data=dataclasses.replace(self.data, path=path))
 
     def with_rounds(self, rounds: int) -> "Config":
-        """The same for another number of rounds; those that both have are the same."""
+        """The same for another number of rounds; those that both have are trained alike.
+
+        They need not be evaluated alike: a run's last round always is, whatever evaluate_every says.
+        """
         return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, rounds=rounds))
 
     def all_settings(self) -> dict[str, dict[str, Any]]:
