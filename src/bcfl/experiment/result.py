@@ -39,17 +39,23 @@ class Result:
 
     @property
     def probability(self) -> Tensor:
-        """How likely each client belongs to each cluster, over the last round's hypotheses; rows sum to one."""
+        """How likely each client belongs to each cluster: the weight of the last round's hypotheses that say so.
+
+        Rows sum to one. Columns are the numbers of `assignment`, and hold 0 where there is no such cluster. It is 1
+        where all hypotheses agree about a client, and so always with a single one (bcfl-g): not a test of each client.
+        More hypotheses at a gentler temperature say more, or `associate` on its examples with "per_example".
+        """  # (client, cluster)
         assignment, log_weight = self._stories()
-        num_clusters = max(self.state.num_clusters, int(assignment.max()) + 1)
-        probability = marginals(align(assignment, num_clusters), log_weight, num_clusters)
-        # A client that never took part may be anywhere.
-        return torch.where((assignment[0] < 0)[:, None], 1 / num_clusters, probability)  # (client, cluster)
+        probability = marginals(align(assignment, self.state.num_clusters), log_weight, self.state.num_clusters)
+        return torch.where((assignment[0] < 0)[:, None], self._anywhere(), probability)
 
     @property
     def co_association(self) -> Tensor:
-        """How likely any two clients share a cluster."""  # (client, client)
-        return co_association(*self._stories())
+        """How likely any two clients share a cluster; one that never took part may be in any of them."""
+        assignment, log_weight = self._stories()
+        unseen = assignment[0] < 0
+        shared = torch.where(unseen[:, None] | unseen, self._anywhere().max(), co_association(assignment, log_weight))
+        return shared.fill_diagonal_(1.0)  # (client, client)
 
     @property
     def entropy(self) -> Tensor:
@@ -57,10 +63,10 @@ class Result:
         return entropy(self.probability)
 
     @property
-    def models(self) -> list[nn.Module]:
-        """The clusters' models in the best hypothesis, ready to use."""
-        beliefs = [belief for belief in self.state.model_of[0].tolist() if belief >= 0]
-        return [module_of(self.factory, self.state.models.mean[belief]) for belief in beliefs]
+    def models(self) -> dict[int, nn.Module]:
+        """The clusters' models in the best hypothesis, by the numbers that `assignment` has, in evaluation mode."""
+        beliefs = enumerate(self.state.model_of[0].tolist())
+        return {k: module_of(self.factory, self.state.models.mean[belief]) for k, belief in beliefs if belief >= 0}
 
     def predictor(self, client: int) -> nn.Module:
         """The model that serves a client, in evaluation mode."""
@@ -115,6 +121,11 @@ class Result:
             "work": totals,
             **({} if self.drift is None else {"drift": self.drift}),
         }
+
+    def _anywhere(self) -> Tensor:
+        """Where a client is that never took part: in all clusters of the best hypothesis alike."""  # (cluster,)
+        there = (self.state.model_of[0] >= 0).double()
+        return there / there.sum()
 
     def _stories(self) -> tuple[Tensor, Tensor]:
         if self.info is not None:
