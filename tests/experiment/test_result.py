@@ -1,13 +1,17 @@
 """What a result says by cluster number, and modules that are their owner's: all made by hand, nothing is trained."""
 
+import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_model
 from small_runs import small_config
 from torch import Tensor, nn
 
 import bcfl
+from bcfl.experiment.prediction import module_of
 from bcfl.federation import Hypotheses
 from bcfl.gaussian import Gaussian
 from bcfl.models import FlatModel, ModelFactory, build
@@ -58,3 +62,70 @@ def test_who_never_took_part_may_be_in_any_cluster_that_there_is() -> None:
     assert together[0, 1] == pytest.approx(0.25)
     assert together[0, 3] == 0
     assert torch.equal(together, together.T)
+
+
+# ---- modules as their owner made them -------------------------------------------------------------------------------
+
+
+class Owned(nn.Module):
+    """All that a copy can get wrong: layouts, dropout, counters, ties, frozen and unsaved tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.dropout = nn.Dropout(0.2)
+        self.encode = nn.Linear(16, 16, bias=False).requires_grad_(False)
+        self.decode = nn.Linear(16, 16)
+        self.decode.weight = self.encode.weight
+        self.scores = nn.Linear(16, 3)
+        self.register_buffer("scale", torch.rand(16), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.dropout(self.norm(self.convolution(x)).relu()).flatten(1) * self.scale
+        return self.scores(self.decode(self.encode(features)))
+
+
+def owned() -> tuple[nn.Module, Tensor]:
+    """A module with numbers that its factory never drew, and those numbers."""
+    vector = FlatModel(build(Owned, 1)).vector.abs()
+    return module_of(Owned, vector), vector
+
+
+def test_a_module_is_what_its_factory_makes_with_other_numbers(tmp_path: Path) -> None:
+    module, vector = owned()
+    fresh = build(Owned, 0)
+    assert [type(layer) for layer in module.modules()] == [type(layer) for layer in fresh.modules()]
+    assert [p.requires_grad for p in module.parameters()] == [p.requires_grad for p in fresh.parameters()]
+    assert module.encode.weight is module.decode.weight
+    assert not module.training
+    assert int(module.norm.num_batches_tracked) == 0
+    tensors = [*module.parameters(), *module.buffers()]
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors)
+    assert torch.equal(FlatModel(copy.deepcopy(module)).vector, vector)
+    save_model(module, str(tmp_path / "own.safetensors"))
+
+
+def test_a_module_can_be_trained_further() -> None:
+    module, vector = owned()
+    frozen = module.encode.weight.clone()
+    optimiser = torch.optim.SGD(module.parameters(), 0.1)
+    nn.functional.cross_entropy(module.train()(torch.randn(8, 1, 4, 4)), torch.arange(8) % 3).backward()
+    optimiser.step()
+    assert torch.equal(module.encode.weight, frozen)
+    after = FlatModel(copy.deepcopy(module)).vector
+    assert after.isfinite().all()
+    assert not torch.equal(after, vector)
+    assert torch.equal(vector, FlatModel(build(Owned, 1)).vector.abs())  # what the result holds is its own
+
+
+def test_tied_parameters_are_saved_under_both_names(tmp_path: Path) -> None:
+    result = made(Owned, [[0]], [[0]])
+    newcomer = result.associate(torch.randn(4, 1, 4, 4), torch.arange(4) % 3)
+    newcomer.save(tmp_path / "its.safetensors")
+    module = Owned()
+    module.load_state_dict(load_file(tmp_path / "its.safetensors"))
+    module.scale.copy_(newcomer.module.scale)  # a buffer that is not to be saved
+    x = torch.randn(2, 1, 4, 4)
+    assert torch.equal(module.eval()(x), newcomer.module(x))

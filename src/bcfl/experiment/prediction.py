@@ -126,8 +126,9 @@ class Newcomer:
         return self.predictor.predict_proba(x, **spread)
 
     def save(self, path: Path) -> None:
-        """The most likely model's state_dict as a safetensors file: plain torch can load it."""
-        tensors = {name: tensor.contiguous() for name, tensor in self.module.state_dict().items()}
+        """The state_dict of `module` as a safetensors file: plain torch can load it."""
+        # Copies, as safetensors refuses tied tensors.
+        tensors = {name: tensor.contiguous().clone() for name, tensor in self.module.state_dict().items()}
         write_atomically(path, save(tensors, {"cluster": str(self.cluster)}))
 
 
@@ -181,10 +182,13 @@ def _model(factory: ModelFactory) -> FlatModel:
 
 
 def module_of(factory: ModelFactory, vector: Tensor) -> nn.Module:
-    """The module with these parameters and statistics, in evaluation mode."""
-    model = _model(factory)
+    """A module as the factory makes it, but with these parameters and statistics, in evaluation mode."""
+    model, module = _model(factory), build(factory, 0, "result")
     model.load(vector)
-    return model.module.eval().requires_grad_(False)
+    values = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        tensor.data = values[name].detach().clone(memory_format=torch.contiguous_format)
+    return module.eval()
 
 
 def examples_of(factory: ModelFactory, x: Any, y: Any) -> Examples:
