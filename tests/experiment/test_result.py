@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,34 @@ def test_who_never_took_part_may_be_in_any_cluster_that_there_is() -> None:
     assert together[0, 1] == pytest.approx(0.25)
     assert together[0, 3] == 0
     assert torch.equal(together, together.T)
+
+
+# ---- the most likely cluster of a newcomer --------------------------------------------------------------------------
+
+
+class Told(nn.Module):
+    """Two classes, told apart with a confidence that is a parameter, whatever the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odds = nn.Parameter(torch.randn(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([torch.zeros(len(x)), self.odds.expand(len(x))], 1)
+
+
+def test_a_newcomers_model_is_one_of_its_most_likely_cluster(tmp_path: Path) -> None:
+    # Cluster 0 has another belief in every hypothesis, and the more probability; cluster 1 has the heaviest belief.
+    result = made(Told, [[0, 3], [1, 3], [2, 3]], [[0, 1]] * 3, 1 / 3, 1 / 3, 1 / 3)
+    odds = torch.tensor([[1.9], [2.0], [2.1], [1.5]])
+    result = replace(result, state=replace(result.state, models=Gaussian(odds, torch.zeros_like(odds))))
+    newcomer = result.associate(torch.zeros(3, 1), torch.ones(3, dtype=torch.int64))
+    assert newcomer.cluster == 0
+    assert int(newcomer.predictor.share.argmax()) == 3
+    assert newcomer.module.odds.item() == pytest.approx(2.1)
+    assert newcomer.nll == pytest.approx(math.log(1 + math.exp(-2.1)))
+    newcomer.save(tmp_path / "its.safetensors")
+    assert float(load_file(tmp_path / "its.safetensors")["odds"]) == pytest.approx(2.1)
 
 
 # ---- modules as their owner made them -------------------------------------------------------------------------------

@@ -93,8 +93,9 @@ class Newcomer:
     joint: Tensor  # (hypothesis, cluster): their probability, the clusters numbered as in the best hypothesis
     resembles: Tensor  # (client,): how likely it shares a cluster with each of the run's clients
     num_examples: int
-    nll: float  # per example, under its most likely model: far above the run's own, it may belong to no cluster at all
+    nll: float  # per example, under `module`: far above the run's own, it may belong to no cluster at all
     predictor: Predictor
+    component: int  # of the predictor: the likeliest model of the most likely cluster
 
     @property
     def probability(self) -> Tensor:
@@ -118,8 +119,8 @@ class Newcomer:
 
     @cached_property
     def module(self) -> nn.Module:
-        """The single most likely model, in evaluation mode."""
-        return module_of(self.predictor.factory, self.predictor.beliefs.mean[int(self.predictor.share.argmax())])
+        """The most likely cluster's model (the likeliest, where hypotheses have several), in evaluation mode."""
+        return module_of(self.predictor.factory, self.predictor.beliefs.mean[self.component])
 
     def predict_proba(self, x: Any, **spread: Any) -> Tensor:
         """The predictive distribution over all clusters it may belong to."""  # (example, class)
@@ -144,10 +145,13 @@ def associate(
     joint = newcomer_posterior(score, state.model_of, state.log_weight, log_prior)
     own_number = joint.gather(1, state.assignment.clamp(min=0))  # (hypothesis, client): of that client's cluster
     resembles = torch.where(state.assignment >= 0, own_number, 0.0).sum(0)
-    renumbered = torch.zeros_like(joint).scatter(1, renumbering(state.assignment, state.num_clusters), joint)
-    shares = belief_shares(joint, state.model_of, len(state.models))
-    nll = -float(total[shares.argmax()]) / len(examples)
-    return Newcomer(renumbered, resembles, len(examples), nll, predictor_of(factory, state.models, _mixture(shares)))
+    names = renumbering(state.assignment, state.num_clusters)
+    renumbered = torch.zeros_like(joint).scatter(1, names, joint)
+    mixture = _mixture(belief_shares(joint, state.model_of, len(state.models)))
+    likeliest = torch.where(names == renumbered.sum(0).argmax(), joint, 0.0)  # what speaks for the most likely cluster
+    best = int(belief_shares(likeliest, state.model_of, len(state.models)).argmax())
+    nll, predictor = -float(total[best]) / len(examples), predictor_of(factory, state.models, mixture)
+    return Newcomer(renumbered, resembles, len(examples), nll, predictor, list(mixture).index(best))
 
 
 def mixtures(state: Hypotheses, info: RoundInfo | None) -> tuple[Tensor, list[Mixture]]:
