@@ -211,6 +211,13 @@ def test_tied_parameters_stand_once_and_stay_tied() -> None:
     assert torch.allclose(model.gradient[:16].view(4, 4), plain.encode.weight.grad)  # the sum over both uses
 
 
+def test_frozen_parameters_are_known_by_their_place() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2, bias=False))
+    module[0].bias.requires_grad_(False)
+    module[2].requires_grad_(False)
+    assert FlatModel(module).frozen.tolist() == [False] * 6 + [True] * 3 + [False] * 6 + [True] * 6
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [

@@ -74,6 +74,8 @@ def test_only_the_chosen_parameters_vary() -> None:
     assert torch.allclose(draws[:, 1:4].var(0), 1 / torch.tensor([2.0, 3.0, 2.0]), rtol=0.1)
     sigma = points_of(uncertain, "sigma", 8, generator(0))
     assert torch.allclose(sigma.mean(0), belief.mean)
+    frozen = torch.tensor([True, False, True, False])
+    assert varied(belief, 4, 3, 2.0, frozen).precision.tolist() == [math.inf, 2.0, math.inf, 2.0, math.inf, math.inf]
     point = points_of(varied(belief, 4, 4, math.inf), "samples", 3, generator(0))
     assert point.eq(belief.mean).all()
     with pytest.raises(ValueError, match="prior_precision must be a number ≥ 0"):

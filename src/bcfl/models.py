@@ -144,6 +144,11 @@ class FlatModel:
             else:
                 yield place, piece
 
+    @property
+    def frozen(self) -> Tensor:
+        """Which of the parameters are never trained (requires_grad=False)."""  # (parameter,) bool
+        return torch.cat([torch.full((p.numel(),), not p.requires_grad) for p in self.module.parameters()])
+
     def seed(self, generator: torch.Generator) -> None:
         """Let every dropout layer draw from `generator`."""
         for dropout in self.dropouts:

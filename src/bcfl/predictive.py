@@ -56,17 +56,22 @@ def client_joint(assignment: Tensor, log_weight: Tensor, num_clusters: int, clie
     return log_weight.double().exp()[:, None] * torch.where(own < 0, 1 / num_clusters, placed)  # (hypothesis, cluster)
 
 
-def varied(belief: Gaussian, num_parameters: int, num_varied: int, prior_precision: float) -> Gaussian:
+def varied(
+    belief: Gaussian, num_parameters: int, num_varied: int, prior_precision: float, frozen: Tensor | None = None
+) -> Gaussian:
     """The belief to draw predictions from: only the last `num_varied` of its parameters are uncertain.
 
     `prior_precision` is added to theirs: about a weight that no gradient ever reached the data say nothing, and a
-    network does not survive a draw from nothing. BatchNorm statistics stay at their mean. ∞ is the point prediction.
+    network does not survive a draw from nothing. BatchNorm statistics stay at their mean, and so do parameters that
+    are `frozen` (parameter,). ∞ is the point prediction.
     """
     if not prior_precision >= 0:
         raise ValueError(f"prior_precision must be a number ≥ 0, got {prior_precision}")
     first = num_parameters - num_varied
     precision = torch.full_like(belief.precision, torch.inf)
     precision[..., first:num_parameters] = belief.precision[..., first:num_parameters] + prior_precision
+    if frozen is not None:
+        precision[..., :num_parameters].masked_fill_(frozen, torch.inf)
     return Gaussian(belief.mean, precision)
 
 

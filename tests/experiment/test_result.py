@@ -65,6 +65,31 @@ def test_who_never_took_part_may_be_in_any_cluster_that_there_is() -> None:
     assert torch.equal(together, together.T)
 
 
+# ---- predictions ----------------------------------------------------------------------------------------------------
+
+
+class Frozen(nn.Module):
+    """What is trained has no part in the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.zeros(3))
+        self.backbone = nn.Linear(2, 8).requires_grad_(False)
+        self.scores = nn.Linear(8, 2).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(self.backbone(x).relu())
+
+
+@pytest.mark.parametrize("beliefs", ["samples", "sigma", "last_layer"])
+def test_frozen_parameters_are_certain(beliefs: str) -> None:
+    result = made(Frozen, [[0]], [[0]])
+    found = result.predict_proba(0, points(), beliefs=beliefs, prior_precision=1.0)
+    assert torch.allclose(found, result.predict_proba(0, points()), atol=1e-6)
+    free = made(lambda: Frozen().requires_grad_(True), [[0]], [[0]])
+    assert not torch.allclose(free.predict_proba(0, points(), beliefs=beliefs, prior_precision=1.0), found, atol=0.01)
+
+
 # ---- the most likely cluster of a newcomer --------------------------------------------------------------------------
 
 

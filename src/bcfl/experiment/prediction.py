@@ -71,11 +71,11 @@ class Predictor:
     def log_probability(self, examples: Examples, spread: Spread) -> Tensor:
         """log Σ_b share_b E p(class | x, ω ~ belief b) for each of the examples."""  # (example, class)
         model, rows = _model(self.factory), torch.arange(len(examples))
-        parts = []
+        frozen, parts = model.frozen, []
         for i, belief in enumerate(self.beliefs):
             random = generator(spread.seed, "predictive", i)
             count = model.num_last_layer if spread.beliefs == "last_layer" else model.num_parameters
-            uncertain = varied(belief, model.num_parameters, count, spread.prior_precision)
+            uncertain = varied(belief, model.num_parameters, count, spread.prior_precision, frozen)
             if spread.beliefs == "last_layer":
                 scores = local.last_layer_scores(model, uncertain, examples, rows)
                 parts.append(expected_softmax(*scores, spread.num_samples, random))
