@@ -90,6 +90,24 @@ def test_frozen_parameters_are_certain(beliefs: str) -> None:
     assert not torch.allclose(free.predict_proba(0, points(), beliefs=beliefs, prior_precision=1.0), found, atol=0.01)
 
 
+class Logarithm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(x.log())
+
+
+@pytest.mark.parametrize("beliefs", ["mean", "samples", "last_layer"])
+def test_an_input_whose_scores_are_no_numbers_is_named(beliefs: str) -> None:
+    result = made(Logarithm, [[0, 1], [2, 1]], [[0], [0]], 0.5, 0.5)
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, -5.0], [0.0, 1.0]])
+    assert torch.allclose(result.predict_proba(0, x[:2], beliefs=beliefs).sum(1), torch.ones(2))
+    with pytest.raises(ValueError, match="data: the model's scores of example 2 are not finite"):
+        result.predict_proba(0, x, beliefs=beliefs)
+
+
 # ---- the most likely cluster of a newcomer --------------------------------------------------------------------------
 
 

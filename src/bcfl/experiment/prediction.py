@@ -66,7 +66,11 @@ class Predictor:
 
     def predict_proba(self, x: Any, **spread: Any) -> Tensor:
         """The predictive distribution p(class | x); options are those of `Spread`."""  # (example, class)
-        return self.log_probability(examples_of(self.factory, x, None), Spread(**spread)).exp()
+        probability = self.log_probability(examples_of(self.factory, x, None), Spread(**spread)).exp()
+        lost = (probability.sum(1) - 1).abs() > 0.01  # of scores that are NaN, all probabilities are next to 0
+        if lost.any():
+            raise ValueError(f"data: the model's scores of example {int(lost.nonzero()[0])} are not finite")
+        return probability
 
     def log_probability(self, examples: Examples, spread: Spread) -> Tensor:
         """log Σ_b share_b E p(class | x, ω ~ belief b) for each of the examples."""  # (example, class)
@@ -78,7 +82,7 @@ class Predictor:
             uncertain = varied(belief, model.num_parameters, count, spread.prior_precision, frozen)
             if spread.beliefs == "last_layer":
                 scores = local.last_layer_scores(model, uncertain, examples, rows)
-                parts.append(expected_softmax(*scores, spread.num_samples, random))
+                parts.append(local.floored(expected_softmax(*scores, spread.num_samples, random)))
             else:
                 points = points_of(uncertain, spread.beliefs, spread.num_samples, random)
                 equal = torch.full((len(points),), 1 / len(points), dtype=torch.float64).log()
