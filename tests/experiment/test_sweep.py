@@ -20,7 +20,7 @@ from bcfl.experiment.config import Config
 from bcfl.experiment.problem import Split, load_data
 from bcfl.experiment.run import Observer, start
 from bcfl.experiment.store import RunFolder, TakenError
-from bcfl.experiment.sweep import Planned, alike, differences, expand, mean_and_deviation, plan, sweep
+from bcfl.experiment.sweep import Planned, alike, differences, expand, mean_and_deviation, plan, rows_in_order, sweep
 
 
 def configs(*overrides: str) -> list[Config]:
@@ -364,6 +364,22 @@ def test_summaries_are_gathered_by_method_and_settings() -> None:
     assert alike(summaries) == [
         [{"method": name, "settings": own, "seed": seed} for seed in (0, 1)] for name, own in kinds
     ]
+
+
+def test_rows_are_in_the_order_of_methods_and_values() -> None:
+    rows: list[tuple[str, dict[str, Any]]] = [
+        ("b", {"m.k": 10, "t.x": "z"}),
+        ("a", {"m.k": 3}),
+        ("b", {"m.k": 9, "t.x": "z"}),
+        ("a", {"m.k": "none"}),
+        ("b", {"m.k": 10, "t.x": 0.5}),
+        ("a", {}),
+        ("b", {"m.k": 10, "t.x": [1, 2]}),
+    ]
+    assert rows_in_order(rows) == [2, 4, 6, 0, 5, 1, 3]
+    assert rows_in_order(rows[::-1]) == [4, 2, 0, 6, 1, 5, 3]
+    summaries = [{"method": method, "settings": settings} for method, settings in rows]
+    assert [group[0]["settings"] for group in alike(summaries)] == [rows[row][1] for row in rows_in_order(rows)]
 
 
 @dataclass

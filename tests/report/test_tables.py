@@ -55,7 +55,7 @@ def test_latex_is_a_booktabs_table_with_escaped_names(made_up: MakeRun) -> None:
     text = latex(group_runs(read_runs(paths)))
     assert r"method & local\_steps & accuracy" in text
     body = text.split("\\midrule\n")[1].split("\\bottomrule")[0].splitlines()
-    assert [line.split(" & ")[:2] for line in body] == [["bcfl-mh-3", "10"], ["bcfl-g", "10"], ["bcfl-mh-3", "3"]]
+    assert [line.split(" & ")[:2] for line in body] == [["bcfl-mh-3", "3"], ["bcfl-mh-3", "10"], ["bcfl-g", "10"]]
     columns = len(text.split("{tabular}{")[1].split("}")[0])
     assert {line.replace(r"\&", "").count("&") + 1 for line in body} == {columns}
 
@@ -70,10 +70,20 @@ def test_what_varies_has_a_column_of_its_own(made_up: MakeRun) -> None:
     rows = list(csv.DictReader(io.StringIO(comma_separated(group_runs(read_runs(paths))))))
     assert list(rows[0])[:3] == ["method", "fusion", "accuracy_mean"]  # all have the same steps: no column for them
     assert [(row["method"], row["fusion"]) for row in rows] == [
-        *((method, fusion) for method in ("bcfl-mh-3", "bcfl-g") for fusion in ("geometric", "exact")), ("fedavg", "")
+        *((method, fusion) for method in ("bcfl-mh-3", "bcfl-g") for fusion in ("exact", "geometric")), ("fedavg", "")
     ]  # fmt: skip
     head = markdown(group_runs(read_runs(paths))).splitlines()[0]
     assert head.startswith("| method | fusion | accuracy |")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_rounds_that_vary_have_one_column(made_up: MakeRun, form: str) -> None:
+    runs = read_runs([made_up(f"of {rounds}", rounds=rounds) for rounds in (12, 4)])
+    groups = group_runs(runs)
+    assert [group.settings for group in groups] == [{"experiment.rounds": 4}, {"experiment.rounds": 12}]
+    for shown in (groups, group_runs(runs[:1])):  # as a setting, as a measure
+        head = FORMATS[form](shown).split("seeds")[0].replace("rounds_sd", "")
+        assert head.count("rounds") == 1
 
 
 def test_agreement_is_left_out_where_no_groups_are_known(made_up: MakeRun) -> None:

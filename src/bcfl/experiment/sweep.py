@@ -4,6 +4,7 @@ import contextlib
 import copy
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -350,12 +351,29 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def rows_in_order(named: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int]:
+    """The order of a table's rows (method, settings): methods as they first appear, then by the settings' values.
+
+    A setting that a row does not have comes first, then numbers by their size, then texts.
+    """
+    methods = list(dict.fromkeys(method for method, _ in named))
+    varied = list(dict.fromkeys(key for _, settings in named for key in settings))
+
+    def place(row: int) -> list[Any]:
+        method, settings = named[row]
+        values = [settings.get(key, -math.inf) for key in varied]
+        return [methods.index(method), *((0, v) if isinstance(v, int | float) else (1, text_of(v)) for v in values)]
+
+    return sorted(range(len(named)), key=place)
+
+
 def alike(summaries: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The summaries of each method and, under "settings", of what else varied, in the order of first appearance."""
+    """The summaries of each method and, under "settings", of what else varied, as a table has them."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for summary in summaries:
         groups.setdefault((summary["method"], json.dumps(summary["settings"])), []).append(summary)
-    return list(groups.values())
+    found = list(groups.values())
+    return [found[row] for row in rows_in_order([(first["method"], first["settings"]) for first, *_ in found])]
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> tuple[float, float] | None:

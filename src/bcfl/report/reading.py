@@ -15,7 +15,7 @@ from bcfl.association import align, entropy, marginals
 from bcfl.data.manifest import groups_in
 from bcfl.experiment.config import parse_config
 from bcfl.experiment.metrics import follow_drift
-from bcfl.experiment.sweep import differences, text_of, title_of
+from bcfl.experiment.sweep import differences, rows_in_order, text_of, title_of
 from bcfl.methods import method_of
 
 Floats = NDArray[np.float64]
@@ -285,8 +285,9 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """The runs by method and settings, in the order in which they first appear."""
+    """The runs by method and settings, as a table has them."""
     groups: dict[str, Group] = {}
     for run, settings in zip(runs, differences([run.config for run in runs]), strict=True):
         groups.setdefault(json.dumps([run.method, settings]), Group(run.method, settings, [])).runs.append(run)
-    return list(groups.values())
+    found = list(groups.values())
+    return [found[row] for row in rows_in_order([(group.method, group.settings) for group in found])]

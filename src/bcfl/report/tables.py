@@ -44,8 +44,12 @@ MEASURES = (
 
 
 def shown_measures(groups: Sequence[Group]) -> list[Measure]:
-    """The measures that at least one run has (no agreement where no true groups are known)."""
-    return [m for m in MEASURES if any(m.value_of(run) is not None for group in groups for run in group.begun)]
+    """The measures that at least one run has (no agreement where no true groups are known).
+
+    Rounds only where they are no setting that tells the groups apart: then they stand there.
+    """
+    measures = [m for m in MEASURES if not any(f"experiment.{m.key}" in group.settings for group in groups)]
+    return [m for m in measures if any(m.value_of(run) is not None for group in groups for run in group.begun)]
 
 
 def cells(group: Group, measures: Sequence[Measure]) -> list[tuple[float, float] | None]:
