@@ -260,7 +260,7 @@ def _fill_associate(parser: _Parser) -> None:
     text = (
         "How likely a client that the run has never seen belongs to each cluster, by scoring a few of its examples; "
         "nothing is trained. FILE.npz holds x, (example, …) numbers prepared as the run's own data were, and y, "
-        "(example,) whole-numbered labels."
+        "(example,) whole-numbered labels. Where the run's model was given in Python, use result.associate there."
     )
     _describe(parser, text, ASSOCIATE_EXAMPLES)
     parser.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
@@ -280,14 +280,17 @@ def _fill_associate(parser: _Parser) -> None:
         default="uniform",
         help="before any example: all clusters alike (the default), or by their numbers of clients",
     )
-    parser.add_argument("--save", type=_path, metavar="FILE.safetensors", help="write the most likely cluster's model")
+    parser.add_argument(
+        "--save", type=_path, metavar="FILE.safetensors", help="write the model of its most likely cluster"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _fill_evaluate(parser: _Parser) -> None:
     text = (
         "NLL, Brier score, ECE and accuracy at coverage over all clients' test data, of each client's best model and "
-        "of its predictive mixture over hypotheses and, with --beliefs, over each belief. Needs the run's data."
+        "of its predictive mixture over hypotheses and, with --beliefs, over each belief. Needs the run's data; not "
+        "for clients or a model that were given in Python."
     )
     _describe(parser, text, EVALUATE_EXAMPLES)
     parser.add_argument("run", type=_path, metavar="RUN", help="the folder of a complete run")
