@@ -280,9 +280,7 @@ def _fill_associate(parser: _Parser) -> None:
         default="uniform",
         help="before any example: all clusters alike (the default), or by their numbers of clients",
     )
-    parser.add_argument(
-        "--save", type=_path, metavar="FILE.safetensors", help="write the model of its most likely cluster"
-    )
+    parser.add_argument("--save", type=_path, metavar="FILE.safetensors", help="write the most likely cluster's model")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
