@@ -317,7 +317,7 @@ def test_hypotheses_never_write_into_each_other(monkeypatch: pytest.MonkeyPatch)
             for index, row in enumerate(story, 1):
                 monkeypatch.setattr(
                     "bcfl.methods.bcfl.branch",
-                    lambda *_, row=row: Branches(
+                    lambda *_, row=row, **__: Branches(
                         torch.zeros(1, dtype=torch.int64), row[None], torch.zeros(1, dtype=torch.float64)
                     ),
                 )
