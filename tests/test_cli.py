@@ -58,6 +58,9 @@ def fails(): raise KeyError("my own\\nmistake")
 def needs_more(x): return x
 
 def model(): return nn.Linear(4, 3)
+def same_model():
+    torch.manual_seed(0)
+    return model()
 def images_to_five(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
 def no_module(): return 3
 def no_parameters(): return nn.ReLU()
@@ -139,6 +142,7 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "model for other inputs": (["run", *settings(model__factory="mine:model")], "does not accept inputs of shape"),
     "model that is none": (["run", *settings(model__factory="mine:no_module")], "return a torch.nn.Module, got int"),
     "model without parameters": (["run", *settings(model__factory="mine:no_parameters")], "no parameters to train"),
+    "clusters that begin alike": (own("clients", model__factory="mine:same_model"), "clusters would stay alike"),
     "model that fails": (["run", *settings(model__factory="mine:fails")], "'mine:fails' failed: KeyError"),
     "own clients without a model": (["run", *settings(data__factory="mine:clients")], "model.name must be given"),
     "negative seed": (["run", *settings(), "--seed", "-1"], "experiment.seed must be ≥ 0, got -1"),

@@ -1,5 +1,6 @@
 """The Python door: any clients, any model, one call."""
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,16 @@ def test_settings_are_checked_like_everywhere(tmp_path: Path, changes: dict[str,
     with pytest.raises(ValueError, match=re.escape(says)):
         bcfl.train(small_net, federation(), out=tmp_path / "run", **{**QUICK, **changes})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_cannot_begin_leaves_its_folder_free(tmp_path: Path) -> None:
+    net, path = small_net(), tmp_path / "run"
+    settings: dict[str, Any] = {**QUICK, "out": path}
+    for method in ("bcfl-g", "bcfl-mh-3", "ifca", "fedsoft"):
+        with pytest.raises(ValueError, match="let it draw its own start, or take a method that starts from one model"):
+            bcfl.train(lambda: copy.deepcopy(net), federation(), method=method, **settings)
+        assert list(path.iterdir()) == []
+    assert bcfl.train(lambda: copy.deepcopy(net), federation(), method="bcfl-g-w", **settings).path == path
 
 
 def test_what_a_model_raises_reaches_its_author() -> None:

@@ -238,7 +238,8 @@ def build(factory: ModelFactory, seed: int, *path: int | str) -> nn.Module:
         if not isinstance(module, nn.Module):
             raise ValueError(f"model factory must return a torch.nn.Module, got {type(module).__name__}")
         if module in _BUILT:  # workers would train in each other's numbers
-            raise ValueError("model factory must return a new module whenever it is called, such as copy.deepcopy(net)")
+            raise ValueError("model factory must return a new module whenever it is called: made anew, or, for methods "
+                             "that start from one model, copy.deepcopy(net)")  # fmt: skip
         _BUILT.add(module)
     return module
 

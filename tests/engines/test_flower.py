@@ -1,5 +1,6 @@
 """The unchanged Flower apps on an in-process grid: the simulator's numbers, and rounds that survive bad answers."""
 
+import copy
 import dataclasses
 import json
 import logging
@@ -28,6 +29,7 @@ from bcfl.experiment.run import RunStoppedError, load_result, start
 from bcfl.experiment.store import RunFolder
 from bcfl.flower_app import client, read_run_config
 from bcfl.methods import METHODS
+from bcfl.models import MODELS, mlp
 
 NUM_CLIENTS = 4
 NAMES = [name.replace("-M", "-3") for name in METHODS] + ["bcfl-mh-3-w"]
@@ -57,6 +59,17 @@ def test_every_method_gives_the_simulators_bits_and_costs(name: str, tmp_path: P
     result = federate(config_of(name), NUM_CLIENTS, tmp_path / "run")
     assert_same(result, expected)
     assert result.history == expected.history  # metrics, changes, agreement with the true groups, work
+
+
+def test_clusters_that_begin_alike_are_refused_as_by_the_simulator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = mlp()
+    monkeypatch.setitem(MODELS, "mlp", lambda: copy.deepcopy(net))
+    for run in (start, lambda config, out: federate(config, NUM_CLIENTS, out)):
+        with pytest.raises(ValueError, match="all 2 clusters would stay alike"):
+            run(config_of("bcfl-mh-3"), tmp_path)
+        assert list(tmp_path.iterdir()) == []  # the run has not begun
 
 
 DRIFT = ["data.drift_round=3", "data.drift_share=0.5", "data.rotations=[0, 90]", "data.partition=label(2,2,0.5)"]

@@ -19,8 +19,18 @@ from bcfl.data.datasets import load
 from bcfl.experiment import store
 from bcfl.experiment.config import Config
 from bcfl.experiment.problem import Split, prepare
-from bcfl.experiment.run import Observer, RunStoppedError, is_unfinished, load_result, prolong, resume, start
+from bcfl.experiment.run import (
+    Observer,
+    RunStoppedError,
+    is_unfinished,
+    load_result,
+    prolong,
+    resume,
+    settings_of,
+    start,
+)
 from bcfl.experiment.store import RunFolder
+from bcfl.models import mlp
 
 
 class Follower:
@@ -382,6 +392,16 @@ def test_trainings_that_diverge_are_told_once(caplog: pytest.LogCaptureFixture, 
     start(small_config("method.name=fedavg"), None, clients=clients, num_workers=1)
     said = "round 1: 1 of 8 trainings did not stay finite and are left out: try a smaller training.learning_rate"
     assert [record.message for record in caplog.records] == ([said] if scale > 1 else [])
+
+
+def test_a_run_that_has_begun_keeps_its_folder_though_it_cannot_begin_again(tmp_path: Path) -> None:
+    path, net = tmp_path / "run", mlp()
+    start(small_config().with_rounds(1), path, num_workers=1)
+    for checkpoint in (path / "checkpoints").iterdir():
+        checkpoint.unlink()
+    with pytest.raises(ValueError, match="clusters would stay alike"):
+        resume(path, factory=lambda: copy.deepcopy(net), num_workers=1)
+    assert settings_of(path) == small_config().with_rounds(1)
 
 
 def test_some_digit_domains_are_never_called_digits_five(tmp_path: Path) -> None:

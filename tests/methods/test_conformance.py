@@ -1,5 +1,6 @@
 """What every method must do, whichever it is; a new entry in METHODS is tested without another line here."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from federation_fixtures import (
     METHOD_NAMES,
     OPTIONS,
     advance,
+    alike,
     client_data,
     linear,
     network,
@@ -112,6 +114,18 @@ def test_permuted_clients_give_permuted_results(name: str) -> None:
     together = co_association(own.assignment, own.log_weight)[ORDER][:, ORDER]
     assert torch.allclose(co_association(permuted.assignment, permuted.log_weight), together, atol=1e-4)
     assert len(models_of_clients(own).unique(dim=0)) > 1 or name in ("fedavg", "bcfl-auto")  # which start from one
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_clusters_that_begin_alike_are_refused_or_come_apart(name: str) -> None:
+    with simulator(factory=alike()) as engine:
+        if re.fullmatch(r"bcfl-(g|c-\d|mh-\d)|ifca|fedsoft", name.split()[0]):  # every cluster is drawn, none warmed up
+            with pytest.raises(ValueError, match="all 2 clusters would stay alike"):
+                method_of(name).init(engine.begin(0))
+            method_of(name, num_clusters=1).init(engine.begin(0))  # a single cluster has no other to be like
+        else:
+            state = run(method_of(name), engine, 3)
+            assert len(models_of_clients(state).unique(dim=0)) > 1 or name in ("fedavg", "bcfl-auto")
 
 
 # --- states -----------------------------------------------------------------------------------------------------------

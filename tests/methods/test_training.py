@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from federation_fixtures import pulled_clients
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bcfl.association import Branches
 from bcfl.gaussian import FUSION_RULES, Gaussian, fuse
-from bcfl.methods.training import FusionStack, distinct_groups
+from bcfl.methods.training import FusionStack, distinct_groups, draw_starts
 from bcfl.randomness import generator
 
 
@@ -25,6 +26,17 @@ def test_hypotheses_that_agree_share_their_groups_and_jobs() -> None:
     jobs = list(zip(groups.job_belief.tolist(), groups.job_client.tolist(), strict=True))
     assert jobs == [(0, 0), (0, 1), (1, 1), (1, 2), (2, 2)]
     assert groups.users_of_job == [[0, 2], [0], [3], [1, 3], [4]]
+
+
+def test_starts_are_refused_only_if_all_of_them_are_the_same() -> None:
+    starts = torch.ones(2, 3, 4)  # (hypothesis, cluster, parameter)
+    starts[1, 2, 3] = 1 + 2**-23  # the next number
+    clients = pulled_clients(torch.zeros(2, 4), [1.0, 1.0], starts)
+    assert torch.equal(draw_starts(clients, 3, 2), starts.flatten(0, 1))
+    assert torch.equal(draw_starts(clients, 1, 2), starts[:, 0])
+    with pytest.raises(ValueError, match="all 3 clusters would stay alike") as refused:
+        draw_starts(clients, 3)
+    assert len(str(refused.value)) < 300  # what `bcfl deploy local` shows of an error
 
 
 def test_absent_clients_train_nothing() -> None:

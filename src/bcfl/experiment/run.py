@@ -248,7 +248,12 @@ def _rounds(
     placed: list[Tensor] = []  # where the best hypothesis had every client, round by round
     if checkpoint is None:
         clients = engine.begin(0)
-        state, info = method.init(clients), None
+        try:
+            state, info = method.init(clients), None
+        except ValueError:  # it does not suit the model
+            if folder and not folder.has("rounds.jsonl"):  # the run has never begun
+                folder.clear()
+            raise
         history.append({"round": 0, "work": clients.work.as_dict()})
         if folder:
             folder.append("rounds.jsonl", history[0])

@@ -203,6 +203,11 @@ class RunFolder:
             write_atomically(self.path / name, (source.path / name).read_bytes())
         self.save_checkpoint(checkpoint)  # last: without it the run only begins at the beginning
 
+    def clear(self) -> None:
+        """Nothing is left of a run that was refused before its first round: the folder is free for another."""
+        for name in ("environment.json", "manifest.json", "config.json", "lock"):
+            (self.path / name).unlink(missing_ok=True)
+
     def last_checkpoint(self) -> Checkpoint:
         """The last checkpoint, nothing else touched; a ValueError if it is damaged or missing."""
         paths = self._checkpoints()

@@ -9,7 +9,7 @@ from torch import Tensor
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.gaussian import flat
 from bcfl.methods.clustering import squared_distances
-from bcfl.methods.training import mean_by_examples, single_story, unit
+from bcfl.methods.training import draw_starts, mean_by_examples, single_story, unit
 from bcfl.randomness import numpy_generator
 
 
@@ -95,7 +95,7 @@ class FedSoft:
     scoring_examples: int | None = 320
 
     def init(self, clients: Clients) -> Hypotheses:
-        centres = torch.stack([clients.draw_model(0, k) for k in range(self.num_clusters)])
+        centres = draw_starts(clients, self.num_clusters)
         num_clients = len(clients.present)
         own = clients.draw_model(0, 0).repeat(num_clients, 1)
         return single_story(flat(centres), torch.full((num_clients,), -1), personal=own)

@@ -26,6 +26,7 @@ from bcfl.methods.training import (
     belief_folds,
     client_weights,
     distinct_groups,
+    draw_starts,
     single_story,
     train_groups,
 )
@@ -78,7 +79,7 @@ class BCFL:
         if self.warm_up_rounds:
             starts, means = 1, warm_up(clients, self.num_clusters, self.warm_up_rounds)
         else:
-            means = torch.stack([clients.draw_model(h, k) for h in range(starts) for k in range(self.num_clusters)])
+            means = draw_starts(clients, self.num_clusters, starts)
         precision = torch.zeros_like(means)
         precision[:, : clients.num_parameters] = self.prior_precision
         return Hypotheses(

@@ -9,7 +9,7 @@ from torch import Tensor
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.gaussian import flat
 from bcfl.methods.clustering import k_means
-from bcfl.methods.training import FusionStack, single_story, unit
+from bcfl.methods.training import FusionStack, draw_starts, single_story, unit
 from bcfl.randomness import stream_seed
 
 
@@ -24,7 +24,7 @@ class IFCA:
     scoring_examples: int | None = 320
 
     def init(self, clients: Clients) -> Hypotheses:
-        means = torch.stack([clients.draw_model(0, k) for k in range(self.num_clusters)])
+        means = draw_starts(clients, self.num_clusters)
         return single_story(flat(means), torch.full((len(clients.present),), -1))
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from bcfl.federation import Clients, Jobs
 from bcfl.gaussian import flat
+from bcfl.methods.training import draw_starts
 from bcfl.randomness import stream_seed
 
 BLOCK = 1 << 20  # parameters per block where the work is done in double precision
@@ -60,7 +61,7 @@ def warm_up(clients: Clients, num_clusters: int, num_rounds: int) -> Tensor:
     answers = zip(present.tolist(), clients.fit(flat(start[None]), jobs), strict=True)
     arrived = [(client, posterior.mean) for client, posterior in answers if posterior is not None]
     if not arrived:  # nobody came back in time: begin as without a warm-up
-        return torch.stack([clients.draw_model(0, k) for k in range(num_clusters)])
+        return draw_starts(clients, num_clusters)
     trained, weight = torch.stack([mean for _, mean in arrived]), clients.num_examples[[c for c, _ in arrived]]
     labels = k_means(trained[:, : clients.num_parameters], weight, num_clusters, stream_seed(clients.seed, "warm-up"))
     models = start.repeat(num_clusters, 1)

@@ -123,6 +123,17 @@ def train_groups(
     return folds
 
 
+def draw_starts(clients: Clients, num_clusters: int, num_hypotheses: int = 1) -> Tensor:
+    """Models for the clusters to start from, each drawn anew; refused if all are the same, as they would stay so."""
+    starts = torch.stack([clients.draw_model(h, k) for h in range(num_hypotheses) for k in range(num_clusters)])
+    if num_clusters > 1 and all(torch.equal(start, starts[0]) for start in starts[1:]):
+        raise ValueError(
+            f"model factory draws the same numbers every time, so that all {num_clusters} clusters would stay alike: "
+            "let it draw its own start, or take a method that starts from one model: bcfl-g-w, bcfl-auto, wecfl"
+        )
+    return starts  # (hypothesis × cluster, vector)
+
+
 def mean_by_examples(rows: Tensor, num_examples: Tensor) -> Tensor:
     """What clients have counted, as BatchNorm's statistics, for all of them: whatever their models are weighed by."""
     weight = num_examples.to(rows.dtype)  # (client,) beside (client, number)
