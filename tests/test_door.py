@@ -2,6 +2,7 @@
 
 import copy
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ def federation(num_clients: int = 6, size: int = 40) -> list[tuple[Tensor, ...]]
     return [(*rows(j % 2, j, size), *rows(j % 2, 100 + j, 20)) for j in range(num_clients)]
 
 
-def small_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+def small_net(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 2))
 
 
 QUICK: dict[str, Any] = {"rounds": 3, "num_clusters": 2, "num_workers": 1}
@@ -193,6 +194,28 @@ def test_a_kept_run_is_read_back(tmp_path: Path) -> None:
     assert torch.equal(result.predictor(1)(x), again.predictor(1)(x))
     with pytest.raises(ValueError, match=r"model\.factory was given in Python and must be given there again"):
         bcfl.load(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("momentum_state", ["belief", "fresh"])  # momentum stands in the vector, too, or does not
+def test_a_kept_run_is_not_read_into_another_model(tmp_path: Path, momentum_state: Any) -> None:
+    training = Training(momentum_state=momentum_state)
+    bcfl.train(small_net, federation(), out=tmp_path, training=training, **{**QUICK, "rounds": 1})
+    twice = 2 if momentum_state == "belief" else 1
+    for width in (4, 16, 17):  # 16: the vector with its momentum would be long enough
+        says = f"the model has {twice * (5 * width + 2)} numbers, but in the run in {tmp_path} it had {twice * 42}"
+        with pytest.raises(ValueError, match=re.escape(says)):
+            bcfl.load(tmp_path, partial(small_net, width))
+    assert bcfl.load(tmp_path, small_net).accuracy is not None
+
+
+@pytest.mark.parametrize("model", [small_net(), "mlp"])
+def test_a_model_is_given_as_a_function(tmp_path: Path, model: Any) -> None:
+    says = f"model must be a function that returns a new torch.nn.Module, .*, got {type(model).__name__}"
+    with pytest.raises(ValueError, match=says):
+        bcfl.train(model, federation(), **QUICK)
+    bcfl.train(small_net, federation(), out=tmp_path, **{**QUICK, "rounds": 1})
+    with pytest.raises(ValueError, match=says):
+        bcfl.load(tmp_path, model)
 
 
 def test_a_kept_run_is_never_written_over(tmp_path: Path) -> None:

@@ -218,12 +218,19 @@ def test_frozen_parameters_are_known_by_their_place() -> None:
     assert FlatModel(module).frozen.tolist() == [False] * 6 + [True] * 3 + [False] * 6 + [True] * 6
 
 
+def with_buffer(values: Tensor) -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_buffer("mask", values)
+    return module
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
         (nn.ReLU(), "no parameters"),
-        (nn.Linear(2, 2).double(), "float32"),
-        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).double()), "float32"),
+        (nn.Linear(2, 2).double(), r"float32.*, weight is float64: use \.float\(\)"),
+        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).double()), r"float32.*, 1\.weight is float64"),
+        (nn.Sequential(nn.Linear(2, 2), with_buffer(torch.zeros(2).half())), r"float32.*, 1\.mask is float16"),
     ],
 )
 def test_modules_that_cannot_be_flattened_are_refused(module: nn.Module, message: str) -> None:
@@ -232,10 +239,16 @@ def test_modules_that_cannot_be_flattened_are_refused(module: nn.Module, message
 
 
 def test_a_statistic_that_is_not_finite_is_refused() -> None:
-    module = nn.Linear(2, 2)
-    module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
-    with pytest.raises(ValueError, match="finite"):
+    module = nn.Sequential(nn.Linear(2, 2), with_buffer(torch.tensor([0.0, -torch.inf])))
+    with pytest.raises(
+        ValueError, match=r"finite parameters and statistics, 1\.mask does not: .* boolean, or .* forward"
+    ):
         FlatModel(module)
+    with torch.no_grad():
+        module[0].bias[1] = torch.nan
+    with pytest.raises(ValueError, match=r"finite parameters and statistics, 0\.bias does not"):
+        FlatModel(module)
+    FlatModel(nn.Sequential(nn.Linear(2, 2), with_buffer(torch.tensor([True, False]))))
 
 
 def test_build_is_a_function_of_its_path_and_leaves_the_global_generator() -> None:

@@ -37,8 +37,14 @@ class FlatModel:
             raise ValueError("model has lazy layers: call it on an example of its input before it is given away")
         if not any(parameter.requires_grad for parameter in parameters):
             raise ValueError("model has no parameters to train")
-        if any(p.dtype != torch.float32 for p in (*parameters, *statistics)):
-            raise ValueError("model must have float32 parameters and statistics")
+        named = {
+            **dict(module.named_parameters()),
+            **{name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()},
+        }
+        for name, tensor in named.items():
+            if tensor.dtype != torch.float32:
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise ValueError(f"model must have float32 parameters and statistics, {name} is {kind}: use .float()")
         self.num_parameters = sum(p.numel() for p in parameters)
         self.num_statistics = sum(s.numel() for s in statistics)
         layer_of = [name.rpartition(".")[0] for name, _ in module.named_parameters()]  # tied parameters stand once
@@ -62,15 +68,17 @@ class FlatModel:
         )
         self._spots = [(tensor.shape, tensor.stride(), tensor.storage_offset()) for tensor in self._tensors]
         if not self.vector.isfinite().all():
-            raise ValueError("model must start with finite parameters and statistics")
+            name = next(name for name, tensor in named.items() if not tensor.isfinite().all())
+            raise ValueError(f"model must start with finite parameters and statistics, {name} does not: a mask can be "
+                             "boolean, or made in forward")  # fmt: skip
         for parameter, view in zip(small, views(self.gradient, small), strict=True):
             parameter.grad = view
         self._pieces = list(_pieces(parameters, self.gradient))
         self.dropouts = _seed_dropout(module)
         self._convolutions = convolutions_of(module)
-        named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        all_names = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         place_of = {id(tensor): place for place, tensor in enumerate(self._tensors)}
-        self._places = [(name, place_of[id(tensor)]) for name, tensor in named if id(tensor) in place_of]
+        self._places = [(name, place_of[id(tensor)]) for name, tensor in all_names if id(tensor) in place_of]
 
     def load(self, vector: Tensor) -> None:
         """Take over parameters and statistics; integer buffers (BatchNorm's batch counter) start afresh."""
@@ -232,6 +240,9 @@ def _seed_dropout(module: nn.Module) -> list[SeededDropout]:
 
 def build(factory: ModelFactory, seed: int, *path: int | str) -> nn.Module:
     """A module initialised by a stream of its own; torch's global generator is left as it was."""
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise ValueError("model must be a function that returns a new torch.nn.Module, such as lambda: Net(), "
+                         f"got {type(factory).__name__}")  # fmt: skip
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "model", *path))
         module = factory()

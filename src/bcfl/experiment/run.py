@@ -19,6 +19,7 @@ from bcfl.association import align
 from bcfl.data.datasets import full_name
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
+from bcfl.engines.client import Layout, layout_of
 from bcfl.engines.simulator import Simulator
 from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import FROM_PYTHON, Config, parse_config
@@ -29,7 +30,7 @@ from bcfl.experiment.result import Result
 from bcfl.experiment.store import Checkpoint, RunFolder, Standing
 from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
 from bcfl.local import Evaluation
-from bcfl.models import ModelFactory
+from bcfl.models import FlatModel, ModelFactory, build
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +120,8 @@ def resume(
             _engine(config, problem, num_workers, device) as engine,
             _resumable(folder, _how_to_resume(config, folder)),
         ):
-            if checkpoint and checkpoint.state.models.mean.shape[1] != engine.layout.length:
-                raise ValueError(f"the model has {engine.layout.length} numbers, but in the run in {path} it had "
-                                 f"{checkpoint.state.models.mean.shape[1]}")  # fmt: skip
+            if checkpoint:
+                _refuse_other_length(checkpoint, engine.layout, path)
             _go_back(folder, standing, device)
             if not folder.has("manifest.json"):  # stopped before its first round
                 _describe(folder, _split(config, problem.data), device)
@@ -368,6 +368,9 @@ def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
 
 
 def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, factory: ModelFactory | None) -> Result:
+    factory = factory or model_factory(config)
+    probe = FlatModel(build(factory, config.experiment.seed, "probe"))
+    _refuse_other_length(checkpoint, layout_of(probe, config.training), folder.path)
     kept = folder.read("manifest.json")
     groups = [groups_in(kept, index) for index in range(1, config.experiment.rounds + 1)]
     return Result(
@@ -375,11 +378,17 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
         checkpoint.state,
         _last_info(folder),
         folder.lines("rounds.jsonl"),
-        factory or model_factory(config),
+        factory,
         groups[-1],
         folder.path,
         _drift(config, _placed(folder), groups),
     )
+
+
+def _refuse_other_length(checkpoint: Checkpoint, layout: Layout, path: Path) -> None:
+    """Nothing happens if the model's vectors are as long as those of the run."""
+    if (length := checkpoint.state.models.mean.shape[1]) != layout.length:
+        raise ValueError(f"the model has {layout.length} numbers, but in the run in {path} it had {length}")
 
 
 def environment(device: str = "cpu") -> dict[str, str]:
