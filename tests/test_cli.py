@@ -54,6 +54,7 @@ def not_finite():
 def odd_shapes(): return [rows(), (torch.randn(12, 5), rows()[1])]
 def nothing(): return None
 def no_clients(): return []
+def by_name(): return {f"hospital {i}": client for i, client in enumerate(clients())}
 def fails(): raise KeyError("my own\\nmistake")
 def needs_more(x): return x
 
@@ -130,6 +131,7 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "non-finite features": (own("not_finite"), "client 1: x holds values that are not finite"),
     "features of other shapes": (own("odd_shapes"), "client 1: features of shape (5,)"),
     "factory that returns nothing": (own("nothing"), "data.factory 'mine:nothing' failed: TypeError"),
+    "factory of clients by name": (own("by_name"), "got a mapping: pass list(clients.values())"),
     "factory of no clients": (own("no_clients"), "at least one client is needed"),
     "factory that fails": (own("fails"), "data.factory 'mine:fails' failed: KeyError: 'my own\\nmistake'"),
     "factory with arguments": (own("needs_more"), "data.factory 'mine:needs_more' failed: TypeError"),

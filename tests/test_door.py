@@ -1,6 +1,7 @@
 """The Python door: any clients, any model, one call."""
 
 import copy
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -283,6 +285,23 @@ def test_a_longer_run_takes_over_the_rounds_of_a_shorter_one(tmp_path: Path) -> 
         ({"method": "bcfl-mh"}, "unknown method 'bcfl-mh'"),
         ({"rounds": 0}, "experiment.rounds must be ≥ 1"),
         ({"training": Training(learning_rate=-1.0)}, "training.learning_rate must be > 0"),
+        ({"training": {"learning_rte": 0.1}}, "did you mean training.learning_rate?"),
+        ({"training": 0.1}, "training must be a section of settings, got 0.1"),
+        ({"learning_rate": 0.1}, "did you mean training.learning_rate: training=Training(learning_rate=…)"),
+        ({"evaluate_every": 2}, "did you mean experiment.evaluate_every: experiment={'evaluate_every': …}"),
+        ({"joins": [[1, 2]]}, "did you mean experiment.joins: experiment={'joins': …}"),
+        (
+            {"partition": "label(4,2)"},
+            "data.partition is for files and --set: here clients and model are given as they are",
+        ),
+        ({"name": "fedavg"}, "the method's name is given as method=…"),
+        ({"experiment": {"rounds": 3}}, "experiment.rounds is given as rounds=… here"),
+        ({"experiment": {"evaluat_every": 3}}, "did you mean experiment.evaluate_every?"),
+        ({"experiment": 3}, "experiment must be a section of settings, got 3"),
+        ({"num_workers": 0}, "num_workers must be a whole number of at least 1, got 0"),
+        ({"num_workers": -1}, "num_workers must be a whole number of at least 1, got -1"),
+        ({"num_workers": 1.5}, "num_workers must be a whole number of at least 1, got 1.5"),
+        ({"device": 0}, "device must be one of cpu, cuda, cuda:N, stacked-cpu, got '0'"),
     ],
 )
 def test_settings_are_checked_like_everywhere(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
@@ -299,6 +318,49 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(tmp_path: Path) -> None:
             bcfl.train(lambda: copy.deepcopy(net), federation(), method=method, **settings)
         assert list(path.iterdir()) == []
     assert bcfl.train(lambda: copy.deepcopy(net), federation(), method="bcfl-g-w", **settings).path == path
+
+
+def test_what_means_the_same_in_python_is_the_same() -> None:
+    expected = bcfl.train(small_net, federation(), training=Training(local_steps=2), seed=1, temperature=2.0, **QUICK)
+    named = {name: np.int64(value) for name, value in QUICK.items()}
+    own: dict[str, Any] = {"seed": np.uint8(1), "temperature": np.float32(2), "device": torch.device("cpu")}
+    result = bcfl.train(small_net, (c for c in federation()), training={"local_steps": np.int32(2)}, **own, **named)
+    assert same_models(result, expected)
+    assert result.config == expected.config
+    json.dumps(result.summary())
+
+
+def test_clients_by_name_are_refused_with_the_way_to_give_them() -> None:
+    by_name: Any = {f"hospital {j}": client for j, client in enumerate(federation())}
+    with pytest.raises(ValueError, match=re.escape("got a mapping: pass list(clients.values())")):
+        bcfl.train(small_net, by_name, **QUICK)
+
+
+def test_all_of_the_experiment_is_set_in_python() -> None:
+    further = {"evaluate_every": 2, "joins": [[1, 2]], "mixture": True}
+    result = bcfl.train(small_net, federation(), experiment=further, **QUICK)
+    assert ["accuracy" in record for record in result.history] == [False, False, True, True]
+    assert result.history[-1]["mixture"] is not None
+    assert result.config.experiment.joins == ((1, 2),)
+    assert further == {"evaluate_every": 2, "joins": [[1, 2]], "mixture": True}
+
+
+@pytest.mark.parametrize("client", [-1, 6, "0", 1.5])
+def test_a_client_is_a_number_below_their_count(result: bcfl.Result, client: Any) -> None:
+    says = re.escape(f"client must be a number from 0 to 5, got {client!r}")
+    for ask in (result.predictor, result.mixture, lambda c: result.predict_proba(c, torch.zeros(1, 2))):
+        with pytest.raises(ValueError, match=says):
+            ask(client)
+    assert result.predictor(np.int64(5)) is not None  # type: ignore[arg-type]
+
+
+def test_a_newcomers_model_is_saved_where_a_text_says(result: bcfl.Result, tmp_path: Path) -> None:
+    newcomer = result.associate(*rows(0, 50, 20))
+    newcomer.save(str(tmp_path / "model.safetensors"))
+    plain = small_net()
+    plain.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    x = torch.randn(3, 2)
+    assert torch.equal(plain(x), newcomer.module(x))
 
 
 def test_what_a_model_raises_reaches_its_author() -> None:

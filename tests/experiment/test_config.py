@@ -48,6 +48,9 @@ def test_without_a_file_the_default_run_is_described() -> None:
         ({"data": {"nam": "digits"}}, "unknown key data.nam; did you mean data.name?"),
         ({"training": {"learningrate": 1}}, "did you mean training.learning_rate?"),
         ({"method": {"clusters": 4}}, "did you mean method.num_clusters?"),
+        ({"method": {"learning_rate": 1}}, "unknown key method.learning_rate; did you mean training.learning_rate?"),
+        ({"method": {"rounds": 1}}, "did you mean experiment.rounds?"),  # though search_rounds is nearly so called
+        ({"training": {"seed": 1}}, "did you mean data.seed or experiment.seed?"),
         ({"experiment": {"zzz": 4}}, "unknown key experiment.zzz; allowed: checkpoint_every"),
         ({"data": 3}, "data must be a section of settings, got 3"),
         ({"experiment": {"rounds": 2.0}}, "experiment.rounds must be a whole number, got 2.0"),

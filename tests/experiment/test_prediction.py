@@ -187,6 +187,8 @@ def test_draws_repeat_and_statistics_and_options_are_checked(result: bcfl.Result
     for options, message in (
         ({"beliefs": "median"}, "beliefs must be one of mean, samples, sigma, last_layer"),
         ({"beliefs": "sigma", "num_samples": 3}, "even for sigma points"),
+        ({"beliefs": "samples", "num_samples": 3.5}, "num_samples must be a whole number ≥ 1, .*, got 3.5"),
+        ({"prior_precision": "auto"}, "prior_precision must be a number ≥ 0, got 'auto'"),
         ({"prior_precision": -1.0}, "prior_precision must be"),
     ):
         with pytest.raises(ValueError, match=message):

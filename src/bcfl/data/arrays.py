@@ -1,7 +1,7 @@
 """A user's own clients, checked at the border and gathered into one federation."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,21 @@ from torch.utils.data import Dataset as TorchDataset
 from bcfl.data.partition import FederatedData
 
 
-def from_arrays(clients: Sequence[Any], *, description: str = "own clients") -> FederatedData:
+def listed(clients: Iterable[Any]) -> list[Any]:
+    """The clients as a list; a mapping of names to clients has other things at hand than clients."""
+    if isinstance(clients, Mapping):
+        raise ValueError("clients must be a list, got a mapping: pass list(clients.values())")
+    return list(clients)
+
+
+def from_arrays(clients: Iterable[Any], *, description: str = "own clients") -> FederatedData:
     """A user's own list of clients as one federation.
 
     A client is a tuple (x, y) or (x, y, x_test, y_test) of tensors or arrays; a mapping with the keys x, y and
     perhaps x_test, y_test, group; a torch Dataset of (x, y) items; or a tuple (train Dataset, test Dataset).
     """
-    if len(clients) == 0:
+    clients = listed(clients)
+    if not clients:
         raise ValueError("clients: at least one client is needed")
     parts = [_read_client(client, f"client {index}") for index, client in enumerate(clients)]
     shape = parts[0]["x"].shape[1:]

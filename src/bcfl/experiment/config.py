@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from bcfl.data.datasets import DATASETS, full_name
 from bcfl.engines.simulator import Participation
 from bcfl.local import Training
@@ -260,6 +262,8 @@ def parse_section(kind: Any, values: Mapping[str, Any], section: str) -> Any:
 
 def check_type(value: Any, hint: Any, key: str) -> Any:
     """`value` as the type that `hint` asks for; raises a ValueError that names `key` otherwise."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()  # plain numbers, as everything that is written down
     options = _options(hint)
     if type(None) in options and (value is None or value == "none"):  # also where any text will do
         return None
@@ -301,9 +305,16 @@ def refuse_unknown(values: Iterable[str], allowed: Iterable[str], what: str, pre
     allowed = sorted(allowed)
     for key in values:
         if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, 1)
-            hint = f"did you mean {prefix}{near[0]}? " if near else ""
+            near = [f"{prefix}{name}" for name in difflib.get_close_matches(key, allowed, 1)]
+            meant = (settings_named(key) if prefix.removesuffix(".") in SECTIONS else []) or near
+            hint = f"did you mean {' or '.join(meant)}? " if meant else ""
             raise ValueError(f"unknown {what} {prefix}{key}; {hint}allowed: {', '.join(allowed)}")
+
+
+def settings_named(key: str) -> list[str]:
+    """The settings of that name, whichever section they are in: section.key."""
+    known = {section: option_types() if kind is None else get_type_hints(kind) for section, kind in SECTIONS.items()}
+    return [f"{section}.{key}" for section, keys in known.items() if key in keys]
 
 
 def _check_ranges(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,12 @@ class Spread:
     def __post_init__(self) -> None:
         if self.beliefs not in BELIEF_KINDS:
             raise ValueError(f"beliefs must be one of {', '.join(BELIEF_KINDS)}, got {self.beliefs!r}")
-        if self.num_samples < 1 or (self.beliefs == "sigma" and self.num_samples % 2):
-            raise ValueError(f"num_samples must be ≥ 1, and even for sigma points, got {self.num_samples}")
-        if not self.prior_precision >= 0:
-            raise ValueError(f"prior_precision must be a number ≥ 0, got {self.prior_precision}")
+        whole = isinstance(self.num_samples, Integral) and self.num_samples >= 1
+        if not whole or (self.beliefs == "sigma" and self.num_samples % 2):
+            raise ValueError(f"num_samples must be a whole number ≥ 1, and even for sigma points, "
+                             f"got {self.num_samples!r}")  # fmt: skip
+        if not isinstance(self.prior_precision, Real) or not self.prior_precision >= 0:
+            raise ValueError(f"prior_precision must be a number ≥ 0, got {self.prior_precision!r}")
 
 
 @dataclass(frozen=True)
@@ -130,11 +133,11 @@ class Newcomer:
         """The predictive distribution over all clusters it may belong to."""  # (example, class)
         return self.predictor.predict_proba(x, **spread)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """The state_dict of `module` as a safetensors file: plain torch can load it."""
         # Copies, as safetensors refuses tied tensors.
         tensors = {name: tensor.contiguous().clone() for name, tensor in self.module.state_dict().items()}
-        write_atomically(path, save(tensors, {"cluster": str(self.cluster)}))
+        write_atomically(Path(path), save(tensors, {"cluster": str(self.cluster)}))
 
 
 def associate(

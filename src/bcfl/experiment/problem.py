@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from bcfl.association import num_hypotheses
-from bcfl.data.arrays import from_arrays
+from bcfl.data.arrays import from_arrays, listed
 from bcfl.data.datasets import DATASETS, load
 from bcfl.data.drift import with_drift
 from bcfl.data.partition import FederatedData, partition, with_validation
@@ -46,7 +46,7 @@ class Problem(Generic[S]):
 
 
 def prepare(
-    config: Config, clients: Sequence[Any] | None = None, factory: ModelFactory | None = None
+    config: Config, clients: Iterable[Any] | None = None, factory: ModelFactory | None = None
 ) -> Problem[FederatedData]:
     """The problem that `config` describes; a user's own clients and model take the place of named ones."""
     if factory is not None:
@@ -90,7 +90,7 @@ def _check_joins(config: Config, num_clients: int) -> None:
         raise ValueError("experiment.joins must leave at least one client that is there from the start")
 
 
-def load_data(config: Config, clients: Sequence[Any] | None = None) -> FederatedData:
+def load_data(config: Config, clients: Iterable[Any] | None = None) -> FederatedData:
     """The configured data, cut into clients, or a user's own clients."""
     set_up_memory(config)  # now: preparing data may start torch's threads
     data, section = _whole_data(config, clients), config.data
@@ -106,10 +106,10 @@ def split_seed(config: Config) -> int:
     return config.experiment.seed if config.data.seed is None else config.data.seed
 
 
-def _whole_data(config: Config, clients: Sequence[Any] | None) -> FederatedData:
+def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
     section = config.data
     if clients is None and section.factory is not None:
-        clients = _users_function(section.factory, "data.factory", list)()
+        clients = _users_function(section.factory, "data.factory", listed)()
     if clients is not None:
         return from_arrays(clients)
     options = {"rotations": section.rotations, "domains": section.domains}

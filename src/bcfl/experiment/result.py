@@ -1,5 +1,6 @@
 """What a run gives back: the clusters' models, who belongs where with what probability, and how it went."""
 
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,11 @@ class Result:
     def predictor(self, client: int) -> nn.Module:
         """The model that serves a client, in evaluation mode."""
         vectors, model_of_client = self.state.predictors()
-        return module_of(self.factory, vectors[int(model_of_client[client])])
+        return module_of(self.factory, vectors[int(model_of_client[self._place_of(client)])])
 
     def mixture(self, client: int) -> Predictor:
         """What predicts for a client over all the hypotheses; its own model alone, where the method personalises."""
-        if not 0 <= client < len(self.assignment):
-            raise ValueError(f"client must be a number from 0 to {len(self.assignment) - 1}, got {client}")
+        client = self._place_of(client)
         if self.state.personal is not None:
             own: Mixture = {client: 1.0}
             return predictor_of(self.factory, flat(self.state.personal), own)
@@ -126,6 +126,11 @@ class Result:
         """Where a client is that never took part: in all clusters of the best hypothesis alike."""  # (cluster,)
         there = (self.state.model_of[0] >= 0).double()
         return there / there.sum()
+
+    def _place_of(self, client: int) -> int:
+        if not hasattr(client, "__index__") or not 0 <= operator.index(client) < len(self.assignment):
+            raise ValueError(f"client must be a number from 0 to {len(self.assignment) - 1}, got {client!r}")
+        return operator.index(client)
 
     def _stories(self) -> tuple[Tensor, Tensor]:
         if self.info is not None:

@@ -6,7 +6,7 @@ import logging
 import platform
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,7 +69,7 @@ def start(
     config: Config,
     out: Path | None,
     *,
-    clients: Sequence[Any] | None = None,
+    clients: Iterable[Any] | None = None,
     factory: ModelFactory | None = None,
     num_workers: int | None = None,
     device: str = "cpu",
@@ -91,7 +91,7 @@ def resume(
     path: Path,
     *,
     config: Config | None = None,
-    clients: Sequence[Any] | None = None,
+    clients: Iterable[Any] | None = None,
     factory: ModelFactory | None = None,
     num_workers: int | None = None,
     device: str = "cpu",
