@@ -1,5 +1,6 @@
 """What a client does, against closed forms, independent optimisers, torch's own SGD and plain loops."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -495,6 +496,38 @@ def test_check_model_tells_classes_and_global_draws() -> None:
 def test_check_model_refuses_what_does_not_fit(module: nn.Module, num_classes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         local.check_model(FlatModel(module), tiny_examples(), num_classes)
+
+
+class Indexing(nn.Module):
+    """A model that takes its inputs for indices of something."""
+
+    def __init__(self, look_up: Callable[[Tensor, Tensor], Tensor]):
+        super().__init__()
+        self.table, self.look_up = nn.Parameter(torch.randn(9, NUM_CLASSES)), look_up
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.look_up(x, self.table)
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        F.embedding_bag,
+        lambda x, table: F.embedding(x, table).mean(1),
+        lambda x, table: table[x].mean(1),
+        lambda x, table: table.index_select(0, x[:, 0]),
+        lambda x, table: F.one_hot(x, 9).float().mean(1) @ table,
+    ],
+)
+def test_check_model_tells_whoever_takes_inputs_for_indices(look_up: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x, y = torch.arange(16.0).view(4, 4) % 9, torch.arange(4) % NUM_CLASSES
+    with pytest.raises(ValueError, match=r"; inputs arrive as float32: use x\.long\(\)$"):
+        local.check_model(FlatModel(Indexing(look_up)), examples_of(x, y), NUM_CLASSES)
+    with pytest.raises(ValueError, match="does not accept inputs") as refused:  # for what they are, not for their type
+        local.check_model(FlatModel(Indexing(lambda x, t: look_up(x.long() + 9, t))), examples_of(x, y), NUM_CLASSES)
+    assert "float32" not in str(refused.value)
+    whole = FlatModel(Indexing(lambda x, table: look_up(x.long(), table)))
+    assert local.check_model(whole, examples_of(x, y), NUM_CLASSES) == (NUM_CLASSES, False)
 
 
 def test_check_model_tries_a_batch_of_training_or_a_prediction() -> None:

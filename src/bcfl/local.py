@@ -4,6 +4,7 @@ All of it runs in one thread on one FlatModel and is a function of its arguments
 in any worker.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +22,7 @@ CHUNK = 64  # examples per forward pass where no gradient is needed: more would 
 FISHER_CHUNK = 32  # per-example gradients that are held at a time
 FISHER_LARGE = 1 << 20  # parameters: of larger models, gradients one by one are faster, and need not be held
 NUM_BINS = 15  # of the calibration table
+WANTS_INDICES = re.compile(r"(?=.*\bind(ex|ices)\b).*\b(long(tensor)?|int64)\b", re.IGNORECASE)  # as torch says it
 FLOOR = -1e6  # the least log-likelihood of an example: an overflow in the network must not become a score of NaN
 
 
@@ -349,6 +351,8 @@ def check_model(
             "view size is not compatible"
         ):  # torch's own advice is meant for x.view(...) of the user's
             reason = "images and convolutions lie in channels-last order here: use x.flatten(1), not x.view(len(x), -1)"
+        if WANTS_INDICES.search(reason):
+            reason = f"{reason.rstrip('.')}; inputs arrive as float32: use x.long()"
         raise ValueError(f"model does not accept inputs of shape {tuple(x.shape[1:])}: {reason}") from error
     if (name := model.replaced()) is not None:
         raise ValueError(f"model puts another tensor in the place of {name} when it is called: it must write into it, "
