@@ -238,7 +238,7 @@ def test_an_output_folder_that_holds_something_is_left_alone(
     start(load_config(None, [f"{key}={value}" for key, value in SMALL.items()]), run, num_workers=1)
     before = {item: item.read_bytes() for item in run.rglob("*") if item.is_file()}
     for arguments, says in [
-        (["run", *settings(experiment__seed="1"), "--out", "run"], "already holds something else"),
+        (["run", *settings(experiment__seed="1"), "--out", "run"], "another run: experiment.seed is 0 there, 1 here"),
         (["run", *settings(), "--out", "run"], "already holds this run, complete"),
         (["run", *settings(), "--out", "run/config.json"], "already holds something else"),
         (["run", *settings(), "--out", "run/config.json/deeper"], "Not a directory"),

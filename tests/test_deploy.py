@@ -522,7 +522,7 @@ def test_a_folder_that_cannot_take_the_run_is_refused_before_anything_is_started
     other, complete, busy = tmp_path / "other", tmp_path / "complete", tmp_path / "busy"
     RunFolder.create(other, settings_of("bcfl-g").as_dict())
     RunFolder.create(complete, config.as_dict()).write("result.json", {})
-    with pytest.raises(ValueError, match="already holds something else"):
+    with pytest.raises(ValueError, match=r'another run: method\.name is "bcfl-g" there, "fedavg" here'):
         run_local(config, 3, other, insecure=True)
     with pytest.raises(ValueError, match="already holds this run, complete"):
         run_local(config, 3, complete, insecure=True)

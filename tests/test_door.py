@@ -222,10 +222,21 @@ def test_a_model_is_given_as_a_function(tmp_path: Path, model: Any) -> None:
 
 def test_a_kept_run_is_never_written_over(tmp_path: Path) -> None:
     bcfl.train(small_net, federation(), out=tmp_path / "run", **QUICK)
-    with pytest.raises(ValueError, match="already holds this run, complete"):
-        bcfl.train(small_net, federation(), out=tmp_path / "run", **QUICK)
-    with pytest.raises(ValueError, match="already holds something else"):
-        bcfl.train(small_net, federation(), out=str(tmp_path / "run"), seed=1, **QUICK)
+    path = tmp_path / "run"
+    for changes, says in (
+        ({}, f"already holds this run, complete: read it with bcfl.load('{path}', …)"),
+        ({"seed": 1}, "already holds another run: experiment.seed is 0 there, 1 here; choose another folder"),
+        ({"method": "bcfl-g"}, 'already holds another run: method.name is "bcfl-mh-3" there, "bcfl-g" here;'),
+        ({"stay": 0.9}, "already holds another run: method.stay is off there, 0.9 here;"),
+        ({"rounds": 2}, "already holds this run with 3 rounds: choose another folder for 2"),
+        (
+            {"rounds": 4},
+            "already holds this run with 3 rounds: choose another folder for 4, into which "
+            f"`bcfl resume {path} --rounds 4`, or go_on_from='{path}' in Python, takes them over",
+        ),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            bcfl.train(small_net, federation(), out=str(path), **{**QUICK, **changes})
 
 
 def test_an_unfinished_run_goes_on_in_its_folder(tmp_path: Path) -> None:
@@ -242,7 +253,7 @@ def test_an_unfinished_run_goes_on_in_its_folder(tmp_path: Path) -> None:
         patch.setattr(RunFolder, "save_checkpoint", full)
         with pytest.raises(RunStoppedError, match=re.escape(f"continue it with bcfl.train(…, out={str(path)!r})")):
             bcfl.train(small_net, federation(), out=path, **QUICK)
-    with pytest.raises(ValueError, match="already holds something else"):  # other settings are another run
+    with pytest.raises(ValueError, match=r"already holds this run with 3 rounds: .* for 4, into which"):
         bcfl.train(small_net, federation(), out=path, **{**QUICK, "rounds": 4})
     with pytest.raises(ValueError, match="split differs from its manifest: num_clients"):
         bcfl.train(small_net, federation(7), out=path, **QUICK)

@@ -143,7 +143,7 @@ def test_only_more_rounds_of_the_same_run_can_be_gone_on_with(tmp_path: Path) ->
     with pytest.raises(ValueError, match="only the number of rounds may be another"):
         prolong(short, long, small_config("experiment.seed=5"))
     assert not long.exists()
-    with pytest.raises(ValueError, match="already holds something else"):
+    with pytest.raises(ValueError, match="already holds this run with 1 rounds"):
         prolong(short, short, small_config())
     for checkpoint in (short / "checkpoints").iterdir():
         checkpoint.unlink()

@@ -268,15 +268,21 @@ def test_a_new_folder_is_the_first_that_nobody_has(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
-    other, same_run, done = (tmp_path / name for name in ("other", "same", "done"))
-    other.mkdir()
+    other, same_run, done, foreign, listing = (tmp_path / name for name in ("other", "same", "done", "a", "b"))
+    for folder, content in ((other, None), (foreign, {"model_type": "bert"}), (listing, [1])):
+        folder.mkdir()
+        if content is not None:
+            (folder / "config.json").write_text(json.dumps(content))
     (other / "notes.txt").write_text("mine")
     RunFolder.create(same_run, CONFIG)
     RunFolder.create(done, CONFIG).write("result.json", {})
     (tmp_path / "file").write_text("mine")
     for path, config, says in [
         (other, CONFIG, "something else"),
-        (same_run, {"method": {"name": "other"}}, "something else"),
+        (same_run, {"method": {"name": "other"}}, 'another run: method.name is "bcfl-g" there, "other" here'),
+        (same_run, {"method": {"name": "bcfl-g", "stay": None}}, 'another run: method.stay is off there, "none" here'),
+        (foreign, CONFIG, "something else"),
+        (listing, CONFIG, "something else"),
         (same_run, CONFIG, "this run, unfinished: continue it with `bcfl resume`"),
         (done, CONFIG, "this run, complete"),
         (tmp_path / "file", CONFIG, "something else"),

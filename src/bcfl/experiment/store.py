@@ -12,7 +12,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -253,13 +254,32 @@ def refuse_if_full(folder: RunFolder, config: Mapping[str, Any]) -> None:
     if not path.exists() or (path.is_dir() and all(item.name in LEFTOVERS for item in path.iterdir())):
         return
     try:
-        same = folder.read("config.json") == config
-    except ValueError:
-        same = False
-    if not same:
-        raise ValueError(f"output folder {path} already holds something else: choose another folder")
-    state = "complete" if folder.complete else "unfinished: continue it with `bcfl resume`"
-    raise TakenError(f"output folder {path} already holds this run, {state}")
+        there, here = (_in_words(settings, config) for settings in (folder.read("config.json"), config))
+    except (AttributeError, KeyError, TypeError, ValueError):  # no run has written it
+        raise ValueError(f"output folder {path} already holds something else: choose another folder") from None
+    differ = [key for key in here | there if here.get(key, "off") != there.get(key, "off")]
+    if not differ:
+        complete = f"complete: read it with bcfl.load({str(path)!r}, …)"
+        state = complete if folder.complete else "unfinished: continue it with `bcfl resume`"
+        raise TakenError(f"output folder {path} already holds this run, {state}")
+    kept, asked = (settings.get(differ[0], "off") for settings in (there, here))
+    if differ != ["experiment.rounds"]:
+        raise ValueError(f"output folder {path} already holds another run: {differ[0]} is {kept} there, {asked} here; "
+                         "choose another folder")  # fmt: skip
+    way_on = f"choose another folder for {asked}"
+    if int(asked) > int(kept):
+        way_on += (f", into which `bcfl resume {shlex.quote(str(path))} --rounds {asked}`, or go_on_from={str(path)!r} "
+                   "in Python, takes them over")  # fmt: skip
+    raise ValueError(f"output folder {path} already holds this run with {kept} rounds: {way_on}")
+
+
+def _in_words(settings: Mapping[str, Mapping[str, Any]], sections: Iterable[str]) -> dict[str, str]:
+    """The settings of these sections by section.key, as they are written in a file; "none" stands for nothing."""
+    return {
+        f"{section}.{key}": json.dumps("none" if value is None else value)
+        for section in sections
+        for key, value in settings[section].items()
+    }
 
 
 def state_tensors(state: Hypotheses) -> dict[str, Tensor]:
