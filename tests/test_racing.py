@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -147,6 +148,19 @@ def test_where_nothing_is_left_to_chance_what_is_dropped_is_in_none_of_the_k_bes
             assert left[torch.arange(4), belief_of[h, list(clusters)]].all()
         dropped += int((~left).sum())
     assert dropped > 20 * num_beliefs
+
+
+def test_the_looks_share_the_error_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that all of them together go wrong no more often than was asked for."""
+    spent: list[float] = []
+
+    def watched(*arguments: Any) -> tuple[Tensor, float]:
+        spent.append(arguments[-1])
+        return contenders(*arguments)
+
+    monkeypatch.setattr("bcfl.racing.contenders", watched)
+    raced(population(0, 0.0), 1, 0.06, ONE, torch.zeros(1))
+    assert spent == pytest.approx([0.02] * 3)  # after 32, 64 and 128 of 320 examples
 
 
 def test_two_parts_together_have_the_moments_of_the_whole() -> None:

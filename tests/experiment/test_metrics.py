@@ -88,6 +88,14 @@ def test_who_is_with_its_group_whatever_the_cluster_is_called() -> None:
     assert [tuple(pair) for pair in (~right).nonzero().tolist()] == wrong
 
 
+def test_members_that_never_change_alone_say_where_their_group_is() -> None:
+    """Two clients that change to the group of one, and stay where they were: they are lost, however many they are."""
+    group = torch.tensor([[0, 0, 0, 1], [1, 1, 0, 1]])
+    placed = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 1]])
+    assert with_own_group(placed, group)[1].tolist() == [False, False, True, True]
+    assert rounds_until_associated(placed, group) == {0: None, 1: None}
+
+
 def test_a_client_that_was_never_associated_is_with_nobody() -> None:
     placed = PLACED.clone()
     placed[:2, 3] = -1

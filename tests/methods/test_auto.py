@@ -182,23 +182,39 @@ def test_a_birth_must_win_by_more_than_its_noise() -> None:
     assert born(cautious, [3.0, 2.0, 3.0, 2.0])  # as much, and steadily
 
 
+def test_a_joining_must_win_by_more_than_its_noise() -> None:
+    """A cluster that is cheaper to give up than to keep, with losses that scatter from client to client, or do not."""
+    bold, cautious = (AutoBCFL(caution=caution) for caution in (0.0, 2.0))
+    assert joined(bold, [0.6, 2.4, 0.6, 2.4])
+    assert not joined(cautious, [0.6, 2.4, 0.6, 2.4])
+    assert joined(cautious, [1.5, 1.5, 1.5, 1.5])  # as much, and steadily
+
+
+def test_held_out_examples_count_as_at_most_so_many() -> None:
+    """Two of each client: their gains are enough for a birth, and those of a tenth of an example are not."""
+    all_of_them, hardly_any = (AutoBCFL(concentration=1.0, effective_examples=count) for count in (2.0, 0.1))
+    assert born(all_of_them, [3.0, 2.0, 3.0, 2.0])
+    assert not born(hardly_any, [3.0, 2.0, 3.0, 2.0])
+
+
 class Scored:
-    """Clients that score two models of a trial better than their parent by given amounts."""
+    """Clients of ten examples, with given scores."""
 
     num_parameters = 2
 
-    def __init__(self, gain: list[float]):
-        self.present = torch.ones(2 * len(gain), dtype=torch.bool)
-        self.num_examples = torch.full((2 * len(gain),), 10.0, dtype=torch.float64)
-        self._gain = torch.tensor(gain, dtype=torch.float64).repeat(2)
+    def __init__(self, scores: Tensor):
+        self.present = torch.ones(len(scores), dtype=torch.bool)
+        self.num_examples = torch.full((len(scores),), 10.0, dtype=torch.float64)
+        self._scores = scores  # (client, model)
 
     def score(self, models: Tensor, max_examples: int | None = None, held_out: float = 0.0) -> Tensor:
-        return torch.stack([torch.full_like(self._gain, -20.0), *[-20.0 + self._gain] * 2], 1)
+        return self._scores
 
 
 def born(method: AutoBCFL, gain: list[float]) -> bool:
-    """Whether the best story after the scores is the trial."""
-    clients = Scored(gain)
+    """Whether the best story is a trial, whose two models explain the clients that much better than their parent."""
+    gains = torch.tensor(gain, dtype=torch.float64).repeat(2)
+    clients = Scored(torch.stack([torch.full_like(gains, -20.0), *[-20.0 + gains] * 2], 1))
     half = [0] * len(gain) + [1] * len(gain)
     state = replace(
         two_clusters([0] * len(half), [[0.0, 0.0]] * 3),
@@ -208,6 +224,16 @@ def born(method: AutoBCFL, gain: list[float]) -> bool:
     )
     kept = method._associate(state, clients, 0.2)  # type: ignore[arg-type]
     return kept.assignment[0].tolist() == half
+
+
+def joined(method: AutoBCFL, loss: list[float]) -> bool:
+    """Whether the best story gives a second cluster up, whose clients the first explains that much worse."""
+    losses = torch.tensor(loss, dtype=torch.float64)
+    at_home = torch.full_like(losses, -20.0)
+    first, second = torch.stack([at_home, at_home - 20], 1), torch.stack([at_home - losses, at_home], 1)
+    state = two_clusters([0] * len(loss) + [1] * len(loss), [[0.0, 0.0]] * 2)
+    kept = method._associate(state, Scored(torch.cat([first, second])), 0.2)  # type: ignore[arg-type]
+    return kept.assignment[0].tolist() == [0] * 2 * len(loss)
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------

@@ -151,6 +151,20 @@ def test_points_vary_untrained_weights_and_no_statistics(monkeypatch: pytest.Mon
     assert not statistics.any()
 
 
+def test_more_stories_are_ranked_than_kept_where_evidence_is_refined() -> None:
+    """Either client alone is explained best by the first cluster, but by points of it that contradict each other."""
+    spread = LEAST_PRECISION**-0.5  # of an untrained belief: its two points lie that far from its mean
+    starts = torch.tensor([[[0.0], [-2.1 * spread]]], dtype=torch.float64)
+    clients = [
+        ConjugateClient(torch.tensor([seen], dtype=torch.float64), torch.tensor([1e5], dtype=torch.float64), 0.0)
+        for seen in (spread, -spread)
+    ]
+    method = BCFL(2, "multi", 1, evidence_points=2, temperature="none")
+    federation = ConjugateClients(clients, starts, torch.ones(2, dtype=torch.float64))
+    _, info = method.round(method.init(federation), federation)
+    assert info.assignment.tolist() == [[0, 1]]
+
+
 # --- one round by hand ------------------------------------------------------------------------------------------------
 
 TARGETS = torch.tensor([[0.0, 1.0], [0.0, 2.0], [9.0, 0.0]], dtype=torch.float64)

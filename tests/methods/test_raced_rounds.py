@@ -14,6 +14,7 @@ from bcfl.experiment.config import load_config
 from bcfl.experiment.problem import load_data, model_factory
 from bcfl.experiment.store import state_tensors
 from bcfl.federation import Hypotheses
+from bcfl.gaussian import Gaussian
 from bcfl.methods import make_method
 from bcfl.models import FlatModel
 from bcfl.racing import TOLERANCE
@@ -116,6 +117,32 @@ def test_raced_runs_repeat_with_any_number_of_workers_and_whoever_takes_part(nam
     assert one.models.is_finite()
 
 
+def near_copies(engine: Simulator) -> Hypotheses:
+    """Three stories of two separated groups, whose models differ by next to nothing."""
+    one = run(make_method("bcfl-g-w", {"num_clusters": 2}), engine, 6)
+    mean, precision = (values.repeat(3, 1) for values in (one.models.mean, one.models.precision))
+    mean += 1e-4 * torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
+    return Hypotheses(
+        models=Gaussian(mean, precision),
+        model_of=torch.arange(6).view(3, 2),
+        log_weight=torch.full((3,), 1 / 3, dtype=torch.float64).log(),
+        assignment=one.assignment.repeat(3, 1),
+        parent_of=torch.arange(6),
+        family=torch.arange(3),
+    )
+
+
+@pytest.mark.parametrize("min_weight", [0.0, 0.1])
+def test_a_race_stops_at_nearly_right_weights_unless_these_decide_what_is_dropped(min_weight: float) -> None:
+    options = {"num_clusters": 2, "min_weight": min_weight}
+    raced, full = (make_method("bcfl-mh-3", {**options, "racing": racing}) for racing in (0.05, 0.0))
+    with simulator(tiny_federation(**LARGE), linear) as engine:
+        state = near_copies(engine)
+        found, expected = (method._associate(state, engine.begin(7))[0] for method in (raced, full))
+    assert by_story(found) == pytest.approx(by_story(expected), rel=0, abs=TOLERANCE)
+    assert torch.allclose(found.log_weight, expected.log_weight, rtol=0, atol=1e-9) == (min_weight > 0)
+
+
 @pytest.mark.parametrize("name", ["bcfl-g", "bcfl-c-3", "bcfl-mh-3"])
 def test_without_racing_nothing_is_said_of_it(name: str) -> None:
     method = make_method(name, {"num_clusters": 2})
@@ -151,6 +178,8 @@ def test_looks_ask_for_what_is_wanted_and_count_what_is_spared(engine: Simulator
     num_present = int(clients.present.sum())
     assert clients.work.scored_examples == 32 * 3 * num_present + 68 * int(asked.sum())
     assert clients.work.scored_examples + (clients.work.spared_examples or 0) == full.work.scored_examples
+    means_and_covariances = [count + count**2 for count in asked.sum(1).tolist()]
+    assert clients.work.scalars_up == (3 + 9) * num_present + sum(means_and_covariances)
     before = clients.work.exchanges
     assert clients.look(models, 100, torch.zeros_like(wanted), 32, 100)[0].isnan().all()
     assert clients.work.exchanges == before
