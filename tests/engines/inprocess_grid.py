@@ -11,6 +11,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from bcfl.deploy import folder
 from bcfl.experiment.config import Config
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import load_result
@@ -21,11 +22,8 @@ Tamper = Callable[[Message, Message], Message | None]  # (question, answer) -> t
 
 
 def flat(config: Config, **deploy: Any) -> dict[str, Any]:
-    """Flower's flat run configuration for a bcfl configuration; what it cannot hold is written as text."""
-    sections = {**config.as_dict(), "deploy": deploy}
-    pairs = ((f"{name}.{key}", value) for name, section in sections.items() for key, value in section.items())
-    plain = {key: "none" if value is None else value for key, value in pairs}
-    return {key: str(value) if isinstance(value, list) else value for key, value in plain.items()}
+    """Flower's flat run configuration, as a deployed federation has it."""
+    return folder.run_config(config, deploy)
 
 
 class InProcessGrid(Grid):
