@@ -23,6 +23,7 @@ from bcfl.experiment.metrics import agreement, calibration_error
 from bcfl.experiment.problem import load_data
 from bcfl.experiment.result import Result
 from bcfl.federation import Hypotheses
+from bcfl.files import write_atomically
 from bcfl.local import Examples
 from bcfl.models import FlatModel, build
 from bcfl.predictive import belief_shares, cluster_log_prior, newcomer_posterior
@@ -135,7 +136,7 @@ def main() -> None:
     torch.set_num_threads(1)
     runs, out = runs_and_file(__doc__)
     records = [measure(path) for path in runs]
-    out.write_text(json.dumps(records, separators=(",", ":")) + "\n")
+    write_atomically(out, (json.dumps(records, separators=(",", ":")) + "\n").encode())
     for record in records:
         print(f"{record['data']} {record['method']} seed {record['seed']}, {record['newcomers']} newcomers, "
               f"held out: {record['held_out']}")  # fmt: skip

@@ -17,6 +17,7 @@ from runs import runs_and_file
 import bcfl
 from bcfl.experiment.evaluation import evaluate
 from bcfl.experiment.prediction import Spread
+from bcfl.files import write_atomically
 
 KINDS = ("mean", "last_layer", "samples")
 SAMPLES = 8
@@ -39,7 +40,7 @@ def main() -> None:
     records = []
     for path in runs:
         records += measure(path)
-        out.write_text(json.dumps(records) + "\n")  # what is done is not lost
+        write_atomically(out, (json.dumps(records) + "\n").encode())  # what is done is not lost
     print("\n".join(uncertainty(records)))
 
 

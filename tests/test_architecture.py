@@ -13,12 +13,13 @@ import bcfl
 ROOT = Path(bcfl.__file__).parent
 MATHS = {"association", "evidence", "gaussian", "partitions", "predictive", "racing", "randomness", "transition"}
 CONTRACT = MATHS | {"federation"}
-LEARNING = CONTRACT | {"data", "functional", "local", "models"}
+LEARNING = CONTRACT | {"data", "files", "functional", "local", "models"}
 RUNNING = LEARNING | {"engines", "experiment", "methods"}
 
 # What each part of the package may import of the others: the arrows of the design, from the ground up.
 ALLOWED: dict[str, set[str]] = {
     "randomness": set(),
+    "files": set(),
     "gaussian": set(),
     "association": set(),
     "racing": {"association"},
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "inference": {"functional"},
     "models": {"inference", "randomness"},
     "local": {"functional", "gaussian", "models"},
-    "data": {"randomness"},
+    "data": {"files", "randomness"},
     "methods": CONTRACT,  # never engines, data, local, models or experiment: they meet in federation
     "engines": LEARNING,  # never methods or experiment
     "experiment": RUNNING,

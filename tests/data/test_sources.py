@@ -286,6 +286,21 @@ def test_a_failed_write_leaves_no_half_file_in_the_cache(monkeypatch, small_imag
     assert list(cache_folder().iterdir()) == []
 
 
+def test_processes_that_download_at_once_leave_one_whole_file_in_the_cache(monkeypatch, small_images):
+    arrays, save = small_images(28, 28, 3), np.savez
+    fake_hub(monkeypatch, arrays)
+
+    def save_while_another_does(file, **options):
+        monkeypatch.setattr(sources.np, "savez", save)
+        find("mnistm")  # begins and ends in the middle of this one
+        save(file, **options)
+
+    monkeypatch.setattr(sources.np, "savez", save_while_another_does)
+    find("mnistm")
+    assert [file.name for file in cache_folder().iterdir()] == ["mnistm.npz"]
+    assert_same(find("mnistm"), arrays)
+
+
 def test_the_real_datasets_library_reads_a_local_copy(monkeypatch, small_images, tmp_path):
     monkeypatch.delitem(sys.modules, "datasets")
     hub = pytest.importorskip("datasets")

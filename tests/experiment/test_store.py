@@ -13,7 +13,7 @@ import torch
 
 import bcfl
 from bcfl.experiment import store
-from bcfl.experiment.store import LOGS, Checkpoint, RunFolder, new_folder, state_tensors, write_atomically
+from bcfl.experiment.store import LOGS, Checkpoint, RunFolder, new_folder, state_tensors
 from bcfl.federation import Hypotheses
 from bcfl.gaussian import Gaussian
 
@@ -64,32 +64,6 @@ def flip_a_bit(path: Path, position: int = -20) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
-
-
-@pytest.mark.parametrize("broken", ["fsync", "replace", "write"])
-@pytest.mark.parametrize("existed", [True, False])
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, existed: bool
-) -> None:
-    path = tmp_path / "a.json"
-    if existed:
-        write_atomically(path, b"before")
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    content = b"after"
-    if broken == "fsync":
-        monkeypatch.setattr(os, "fsync", fail)
-    elif broken == "replace":
-        monkeypatch.setattr(os, "replace", fail)
-        monkeypatch.setattr(Path, "replace", fail)
-    else:
-        content = 3  # type: ignore[assignment]  # not bytes: the write itself fails
-    with pytest.raises((OSError, TypeError)):
-        write_atomically(path, content)
-    assert [item.name for item in tmp_path.iterdir()] == (["a.json"] if existed else [])
-    assert not existed or path.read_bytes() == b"before"
 
 
 @pytest.mark.parametrize("personal", [True, False])

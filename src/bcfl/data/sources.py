@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.progress import track
 
 from bcfl.data import formats
 from bcfl.data.formats import Arrays, Reader
+from bcfl.files import replacing
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
@@ -261,13 +261,8 @@ def _store(name: str, arrays: Arrays) -> None:
     """The cache holds the arrays, whole or not at all."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
-        try:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.close()
-            Path(file.name).replace(folder / f"{name}.npz")
-        finally:
-            Path(file.name).unlink(missing_ok=True)
+    with replacing(folder / f"{name}.npz", shared=True) as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def _missing(name: str, path: Path | None, advice: str) -> FileNotFoundError:

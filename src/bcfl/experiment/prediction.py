@@ -15,8 +15,8 @@ from bcfl.association import entropy, renumbering
 from bcfl.data.arrays import checked
 from bcfl.evidence import LEAST_PRECISION, Temperature, temper_scores
 from bcfl.experiment.metrics import summarise
-from bcfl.experiment.store import write_atomically
 from bcfl.federation import Hypotheses, Mixture, RoundInfo
+from bcfl.files import write_atomically
 from bcfl.gaussian import Gaussian
 from bcfl.local import Examples
 from bcfl.models import FlatModel, ModelFactory, build

@@ -24,35 +24,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bcfl.federation import Hypotheses
+from bcfl.files import write_atomically
 from bcfl.gaussian import Gaussian
 
 LOGS = ("rounds.jsonl", "associations.jsonl", "timings.jsonl")
 KEPT_CHECKPOINTS = 2  # should the last one be damaged, the one before is there
 LEFTOVERS = {"lock", "config.json.tmp"}  # all that can be there before config.json is
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file with this content, or, whatever happens, the file as it was before."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def new_folder(path: Path) -> Path:

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from pathlib import Path
 
-from bcfl.experiment.store import write_atomically
+from bcfl.files import write_atomically
 from bcfl.report.html import report
 from bcfl.report.reading import group_runs, read_runs
 from bcfl.report.tables import FORMATS

@@ -15,7 +15,8 @@ from bcfl.data.partition import FederatedData
 from bcfl.experiment.config import Config, load_config
 from bcfl.experiment.problem import Split, prepare
 from bcfl.experiment.run import start
-from bcfl.experiment.store import new_folder, write_atomically
+from bcfl.experiment.store import new_folder
+from bcfl.files import write_atomically
 from bcfl.report.html import report
 from bcfl.report.reading import Ints, Run, read_run
 

@@ -16,7 +16,8 @@ from bcfl.evidence import Temperature
 from bcfl.experiment.evaluation import evaluate
 from bcfl.experiment.prediction import Newcomer, Spread
 from bcfl.experiment.run import load_result
-from bcfl.experiment.store import to_json, write_atomically
+from bcfl.experiment.store import to_json
+from bcfl.files import write_atomically
 
 SHOWN_CLIENTS = 12
 

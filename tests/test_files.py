@@ -1,0 +1,63 @@
+"""Files that are whole or absent, whatever happens while they are written."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import predictive
+import pytest
+
+from bcfl.files import replacing, write_atomically
+
+
+def fail(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("broken", ["fsync", "replace", "write"])
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, existed: bool
+) -> None:
+    path = tmp_path / "a.json"
+    if existed:
+        write_atomically(path, b"before")
+
+    content = b"after"
+    if broken == "fsync":
+        monkeypatch.setattr(os, "fsync", fail)
+    elif broken == "replace":
+        monkeypatch.setattr(os, "replace", fail)
+        monkeypatch.setattr(Path, "replace", fail)
+    else:
+        content = 3  # type: ignore[assignment]  # not bytes: the write itself fails
+    with pytest.raises((OSError, TypeError)):
+        write_atomically(path, content)
+    assert [item.name for item in tmp_path.iterdir()] == (["a.json"] if existed else [])
+    assert not existed or path.read_bytes() == b"before"
+
+
+def test_what_several_processes_write_at_once_is_always_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    with replacing(path, shared=True) as one, replacing(path, shared=True) as other:
+        one.write(b"one")
+        other.write(b"other")
+    assert path.read_bytes() == b"one"
+    assert [item.name for item in tmp_path.iterdir()] == ["a.npz"]
+
+
+def test_what_a_script_has_measured_is_not_lost_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(run: Path) -> list[dict[str, str]]:
+        if run.name == "second":
+            monkeypatch.setattr(os, "fsync", fail)
+        return [{"run": run.name}]
+
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(predictive, "measure", measure)
+    monkeypatch.setattr(predictive, "runs_and_file", lambda _: ([Path("first"), Path("second")], out))
+    with pytest.raises(OSError, match="No space"):
+        predictive.main()
+    assert json.loads(out.read_text()) == [{"run": "first"}]
