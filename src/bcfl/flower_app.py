@@ -22,7 +22,7 @@ from bcfl import local
 from bcfl.data.partition import FederatedData
 from bcfl.engines.client import Later, LocalClient
 from bcfl.engines.flower import FlowerEngine, Respondent, Terms
-from bcfl.engines.flower.privacy import Ledger, privacy_from, spent
+from bcfl.engines.flower.privacy import Ledger, Protection, privacy_from, spent
 from bcfl.experiment.config import Config, apply_override, parse_config, parse_section, set_value
 from bcfl.experiment.problem import Split, import_object, load_data, model_factory, pose
 from bcfl.experiment.run import run_on
@@ -158,7 +158,9 @@ def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tupl
         later = Later(data.drift.round, replace(who, train=train, test=test), int(data.group[source]))
     # Beside Flower's own files of this node, so that it outlives runs.
     ledger = Ledger(Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / f"privacy-client-{index}.json")
-    return Respondent(who, model, num_classes, group, privacy_from(node), ledger, later)
+    privacy = privacy_from(node)
+    protection = None if privacy is None else Protection(privacy, ledger)
+    return Respondent(who, model, num_classes, group, protection, later)
 
 
 def client_data(config: Config, index: int, factory: object) -> tuple[FederatedData, int]:

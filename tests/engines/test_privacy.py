@@ -1,8 +1,11 @@
 """Clipping and noise on the client's side, and what they are worth."""
 
+import errno
 import json
 import math
+import os
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,18 @@ import torch
 from federation_fixtures import client_data, examples_of, network
 from scipy.optimize import brentq
 from scipy.stats import norm
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 pytest.importorskip("flwr")
 
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
 from bcfl import local
 from bcfl.engines.client import LocalClient, draw_model, layout_of
-from bcfl.engines.flower.privacy import LEAST_VARIANCE, Ledger, Privacy, privacy_from, spent
+from bcfl.engines.flower.privacy import LEAST_VARIANCE, Ledger, Privacy, Protection, privacy_from, spent
+from bcfl.engines.flower.records import to_array
+from bcfl.engines.flower.respondent import Respondent
 from bcfl.local import Training
 from bcfl.models import FlatModel, build
 
@@ -74,26 +83,6 @@ def test_a_blurred_model_with_batchnorm_can_still_be_scored(state: Any, monkeypa
     assert len(scores[1].unique()) > 1
 
 
-def test_a_client_answers_with_positive_running_variances(monkeypatch: pytest.MonkeyPatch) -> None:
-    flwr = pytest.importorskip("flwr.app")
-    from bcfl.engines.flower.records import FLOAT, read_array, to_array
-    from bcfl.engines.flower.respondent import Respondent
-
-    monkeypatch.setattr(secrets, "randbits", lambda _: 0)
-    model, (x, y, *_) = FlatModel(build(network, 0)), client_data(1)[0]
-    training, examples = Training(local_steps=1), examples_of(x, y)
-    layout = layout_of(model, training)
-    own = LocalClient(0, examples, examples, training, 0, draws_globally=False)
-    ask = {"client": 0, "round": 1, "kind": "all", "beliefs": [0], "parents": [0], "strengths": [0.5], "levels": [0.0]}
-    ask |= {"curvature": 1, "num-steps": -1, "held-out": 0.0}
-    models = flwr.ArrayRecord({"mean.0": to_array(draw_model(network, layout, 0, 0))})
-    content = flwr.RecordDict({"ask": flwr.ConfigRecord(ask), "models": models})
-    answer = Respondent(own, model, 3, privacy=Privacy(noise=3.0)).fit(content, flwr.RecordDict())
-    said = read_array(answer["answer"]["mean.0"], (layout.length,), FLOAT, "mean.0")
-    assert float(said.min()) < 0
-    assert all(bool((said[part] > 0).all()) for part in layout.variances)
-
-
 def test_a_training_that_diverged_tells_nothing() -> None:
     start = torch.zeros(3)
     assert torch.isfinite(Privacy(noise=1.0).mean(torch.tensor([math.nan, 1.0, math.inf]), start, ())).all()
@@ -120,11 +109,142 @@ def test_precision_never_falls_below_the_prior() -> None:
     assert float((blurred - prior).min()) >= 0
 
 
-def test_the_noise_is_as_strong_as_it_says_and_new_every_time() -> None:
-    privacy, zero = Privacy(noise=3.0, clip=2.0), torch.zeros(20_000)
-    first, second = privacy.mean(zero, zero, ()), privacy.mean(zero, zero, ())
-    assert float(first.std()) == pytest.approx(6.0, rel=0.05)
+MANY = 20_000
+BOUNDS = {"clip": 2.0, "precision_clip": 300.0, "score_clip": 5.0}
+BOUND_OF = {"mean": 2.0, "precision": 300.0, "scores": 2.5 * math.sqrt(MANY), "shares": math.sqrt(2) / 2}  # as norms
+
+
+def released(kind: str, noise: float, values: float | Tensor) -> Tensor:
+    """What a client says whose many numbers have these values."""
+    privacy, many = Privacy(noise=noise, **BOUNDS), torch.zeros(MANY) + values
+    if kind == "mean":
+        return privacy.mean(many, torch.zeros(MANY), ())
+    if kind == "precision":
+        return privacy.precision(many + 3, torch.full((MANY,), 3.0)) - 3
+    if kind == "scores":
+        return privacy.scores(many * 10, 10) / 10
+    return privacy.shares(many.double())
+
+
+@pytest.mark.parametrize(
+    ("kind", "noise", "middle"),  # so little noise that nothing is made positive, or a share, afterwards
+    [("mean", 3.0, 0.0), ("precision", 1e-3, 2.0), ("scores", 1e-3, -2.5), ("shares", 1e-5, 1 / MANY)],
+)
+def test_the_noise_is_as_strong_as_it_says_and_new_every_time(kind: str, noise: float, middle: float) -> None:
+    first, second = released(kind, noise, middle), released(kind, noise, middle)
+    assert float(first.std()) == pytest.approx(noise * BOUND_OF[kind], rel=0.05)
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other", "num_bounds"),
+    [
+        ("mean", 1e6, -1e6, 2),
+        ("precision", 1e6, 0.0, 1),  # that it falls is never said
+        ("scores", 0.0, -1e6, 2),
+        ("shares", one_hot(torch.tensor(0), MANY), one_hot(torch.tensor(1), MANY), 2),
+    ],
+)
+def test_answers_differ_by_their_bound_however_different_the_data(
+    kind: str, one: float | Tensor, other: float | Tensor, num_bounds: int
+) -> None:
+    difference = released(kind, ALMOST_NONE, one) - released(kind, ALMOST_NONE, other)
+    assert float(difference.double().norm()) == pytest.approx(num_bounds * BOUND_OF[kind], rel=1e-3)
+
+
+# ---- a client's answers ---------------------------------------------------------------------------------------------
+
+NUM_BELIEFS = 3
+SCORES = ("score", "share")
+
+
+def respondent(protection: Protection | None) -> Respondent:
+    x, y, *_ = client_data(1)[0]
+    examples, training = examples_of(x, y), Training(local_steps=1)
+    client = LocalClient(0, examples, examples, training, 0, draws_globally=False)
+    return Respondent(client, FlatModel(build(network, 0)), 3, protection=protection)
+
+
+def protected(tmp_path: Path, noise: float = 20.0) -> Respondent:
+    return respondent(Protection(Privacy(noise=noise), Ledger(tmp_path / "ledger.json")))
+
+
+def numbers_sent() -> dict[str, Tensor]:
+    """The beliefs' means, where training starts, and the precision of the second belief."""
+    model = FlatModel(build(network, 0))
+    layout = layout_of(model, Training())
+    means = {f"mean.{i}": draw_model(network, layout, 1, i) for i in range(NUM_BELIEFS)}
+    start = draw_model(network, layout, 1, NUM_BELIEFS)
+    return {**means, "start": start, "precision.1": torch.arange(float(model.num_parameters))}
+
+
+def ask(who: Respondent, kind: str, curvature: int = 1) -> RecordDict:
+    """The answer to a question about all beliefs."""
+    settings: dict[str, Any] = {"client": 0, "round": 1, "kind": kind, "max-examples": -1, "held-out": 0.0}
+    settings |= {"num-models": NUM_BELIEFS, "first": 0, "total": NUM_BELIEFS}
+    settings |= {"beliefs": [0, 1, 2], "parents": [0, 1, 2], "strengths": [0.5, 0.25, 1.0], "levels": [2.0, -1.0, 0.0]}
+    settings |= {"curvature": curvature, "num-steps": -1, "racing": 0.0}
+    size = len(who.model.vector) if kind in SCORES else None  # momentum, which follows, has no part in a score
+    models = ArrayRecord({name: to_array(values[:size]) for name, values in numbers_sent().items()})
+    content = RecordDict({"ask": ConfigRecord(settings), "models": models})
+    return (who.score if kind in SCORES else who.fit)(content, RecordDict())
+
+
+def arrays_in(answer: RecordDict) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array.numpy()) for name, array in answer["answer"].items()}
+
+
+def known_beforehand(kind: str) -> dict[str, Tensor]:
+    """What a client says that has heard the question and seen no data."""
+    if kind in SCORES:
+        return {"scores": torch.full((NUM_BELIEFS,), 0.0 if kind == "score" else 1 / NUM_BELIEFS, dtype=torch.float64)}
+    sent = numbers_sent()
+    priors = [torch.full_like(sent["precision.1"], 2.0 * 0.5), sent["precision.1"] * 0.25, 0 * sent["precision.1"]]
+    chosen = [0] if kind == "best" else range(NUM_BELIEFS)  # of equal scores the first is the best
+    return {f"mean.{i}": sent["start"] for i in chosen} | {f"precision.{i}": priors[i] for i in chosen}
+
+
+@pytest.mark.parametrize("kind", [*SCORES, "all", "best"])
+def test_nothing_that_is_not_blurred_is_in_an_answer(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ask(respondent(None), kind)
+    monkeypatch.setattr(Privacy, "_blur", lambda self, values, bound: torch.zeros_like(values))
+    answer = ask(protected(tmp_path), kind)
+    said, expected = arrays_in(answer), known_beforehand(kind)
+    assert said.keys() == expected.keys()
+    assert all(torch.equal(said[name], expected[name]) for name in expected)
+    if kind == "best":
+        assert answer["choice"]["choice"] == 0 != plain["choice"]["choice"]
+    else:  # there would have been something to tell
+        assert not any(torch.equal(values, expected[name]) for name, values in arrays_in(plain).items())
+
+
+def test_a_client_answers_with_positive_running_variances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "randbits", lambda _: 0)
+    who = protected(tmp_path, noise=3.0)
+    said = arrays_in(ask(who, "all"))["mean.0"]
+    assert float(said.min()) < 0
+    assert all(bool((said[part] > 0).all()) for part in who.model.variances)
+
+
+@pytest.mark.parametrize(
+    ("kind", "curvature", "num_releases"),
+    [
+        ("score", 0, 1),  # of all models together
+        ("share", 0, 1),
+        ("all", 0, 3),  # a mean for each belief
+        ("all", 1, 6),  # and a precision
+        ("best", 0, 2),  # the choice, and the mean of one belief
+        ("best", 1, 3),
+    ],
+)
+def test_every_release_is_written_down(kind: str, curvature: int, num_releases: int, tmp_path: Path) -> None:
+    who = protected(tmp_path)
+    for count in (num_releases, 2 * num_releases):
+        answer = ask(who, kind, curvature)
+        assert json.loads((tmp_path / "ledger.json").read_text()) == {"20.0": count}
+        assert dict(answer["privacy"]) == {"noise": [20.0], "count": [count], "delta": 1e-5}
 
 
 def test_the_ledger_outlives_runs_and_stops_at_the_budget(tmp_path: Path) -> None:
@@ -137,6 +257,37 @@ def test_the_ledger_outlives_runs_and_stops_at_the_budget(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="budget"):
         Ledger(path).charge(privacy, 1)
     assert json.loads(path.read_text()) == {"20.0": 5}  # what was refused was not said
+
+
+@pytest.mark.parametrize("broken", ["fsync", "replace"])
+def test_a_full_disk_does_not_make_the_ledger_forget(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    ledger = Ledger(tmp_path / "ledger.json")
+    ledger.charge(Privacy(noise=20.0), 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os if broken == "fsync" else Path, broken, fail)
+        with pytest.raises(OSError, match="No space"):
+            ledger.charge(Privacy(noise=20.0), 2)
+    assert ledger.charge(Privacy(noise=20.0), 1) == {20.0: 4}
+
+
+@pytest.mark.parametrize("text", ["", '{"20.0": ', "[3]", '{"20.0": null}'])
+def test_a_damaged_ledger_is_not_an_empty_one(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"^the privacy ledger .*ledger\.json is damaged: "):
+        Ledger(path).charge(Privacy(noise=20.0), 1)
+    assert path.read_text() == text
+
+
+def test_releases_at_the_same_time_are_all_counted(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: Ledger(tmp_path / "ledger.json").charge(Privacy(noise=20.0), 1), range(40)))
+    assert json.loads((tmp_path / "ledger.json").read_text()) == {"20.0": 40}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ towards the server with respect to the client's whole data set. The sums that fo
 import fcntl
 import json
 import math
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from bcfl.files import write_atomically
 
 # Of a running variance that noise has made smaller, or negative: BatchNorm divides by its root. So small a one is far
 # below the noise anyway, and blows a channel up by no more than thirty times.
@@ -117,19 +118,32 @@ class Ledger:
     def charge(self, privacy: Privacy, num_releases: int) -> Releases:
         """All releases so far, these included and written down; a ValueError if the budget does not allow them."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            text = file.read()
-            releases = {float(noise): int(count) for noise, count in json.loads(text).items()} if text else {}
+        # A lock beside it: the ledger itself is replaced as a whole, so that no crash and no full disk makes it forget.
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            releases = self._read()
             releases[privacy.noise] = releases.get(privacy.noise, 0) + num_releases
             if privacy.max_epsilon is not None and spent(releases, privacy.delta) > privacy.max_epsilon:
                 raise ValueError(f"the privacy budget of ε = {privacy.max_epsilon:g} at δ = {privacy.delta:g} is spent")
-            file.truncate(0)
-            file.write(json.dumps(releases))
-            file.flush()
-            os.fsync(file.fileno())
+            write_atomically(self.path, json.dumps(releases).encode())
         return releases
+
+    def _read(self) -> Releases:
+        """All releases so far; a ledger that says nothing sound is no empty one, and whoever keeps it says no more."""
+        try:
+            return {float(noise): int(count) for noise, count in json.loads(self.path.read_bytes()).items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"the privacy ledger {self.path} is damaged: {error}") from None
+
+
+@dataclass(frozen=True)
+class Protection:
+    """A client's privacy and the ledger that it keeps: nothing is blurred without being written down."""
+
+    privacy: Privacy
+    ledger: Ledger
 
 
 def privacy_from(node_config: Mapping[str, Any]) -> Privacy | None:

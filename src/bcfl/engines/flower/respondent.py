@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bcfl import local
 from bcfl.engines.client import Later, LocalClient, continued_momentum, is_usable, layout_of
-from bcfl.engines.flower.privacy import Ledger, Privacy
+from bcfl.engines.flower.privacy import Protection
 from bcfl.engines.flower.records import (
     FLOAT,
     INT,
@@ -40,8 +40,7 @@ class Respondent:
     model: FlatModel
     num_classes: int
     group: int | None = None  # its true group, where that is known: only in simulations
-    privacy: Privacy | None = None
-    ledger: Ledger | None = None  # given where privacy is
+    protection: Protection | None = None
     later: Later | None = None  # where its data change in mid-run
 
     def describe(self) -> RecordDict:
@@ -59,7 +58,7 @@ class Respondent:
 
     def _sizes(self, client: LocalClient, group: int | None) -> dict[str, int]:
         # Counts over test data are not blurred, so a client that protects its data is not tested.
-        num_test = len(client.test) if self.privacy is None else 0
+        num_test = len(client.test) if self.protection is None else 0
         return {"num-train": len(client.train), "num-test": num_test, "group": -1 if group is None else group}
 
     def _client(self, round_index: int) -> LocalClient:
@@ -84,7 +83,9 @@ class Respondent:
         if kind not in ("share", "look"):
             num_examples = len(client.scored(held_out))
             scores = local.total_log_likelihood(values, num_examples)
-            return self._scores(scores if self.privacy is None else self.privacy.scores(scores, num_examples))
+            if self.protection is not None:
+                scores = self.protection.privacy.scores(scores, num_examples)
+            return self._scores(scores)
         first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
         if kind == "look":
             return self._look(values, round_index, first, total, state)
@@ -103,11 +104,11 @@ class Respondent:
             state[f"best.{round_index}.{first + count}"] = kept_now
             return RecordDict({"answer": ArrayRecord({})})
         shares = torch.bincount(model_of, minlength=total).double() / len(model_of)
-        return self._scores(shares if self.privacy is None else self.privacy.shares(shares))
+        return self._scores(shares if self.protection is None else self.protection.privacy.shares(shares))
 
     def _part(self, ask: Mapping[str, Any], num_scored: int) -> tuple[int, int]:
         """The part of the examples that a look is at."""
-        if self.privacy is not None:
+        if self.protection is not None:
             raise ValueError("this client protects its data and tells only blurred scores: set method.racing = 0")
         first = whole_number(ask, "from", 0, num_scored - 1)
         return first, min(whole_number(ask, "to", first + 1, 2**62), num_scored)
@@ -165,11 +166,10 @@ class Respondent:
                 held_out=held_out,
             )
             mean, precision = posterior.mean, posterior.precision[: layout.num_parameters]
-            if self.privacy is not None:
-                mean = self.privacy.mean(mean, models[i].mean if start is None else start, layout.variances)
-                precision = self.privacy.precision(
-                    precision, models[i].precision[: layout.num_parameters] * strengths[i]
-                )
+            if self.protection is not None:
+                privacy, prior = self.protection.privacy, models[i].precision[: layout.num_parameters] * strengths[i]
+                mean = privacy.mean(mean, models[i].mean if start is None else start, layout.variances)
+                precision = privacy.precision(precision, prior)
             answer[f"mean.{i}"] = to_array(mean)
             if curvature:
                 answer[f"precision.{i}"] = to_array(precision)
@@ -188,17 +188,17 @@ class Respondent:
         bound = None if max_examples < 0 else max_examples
         if not isinstance(racing, float) or not 0 <= racing < 1:
             raise ValueError(f"racing must be a number in [0, 1), got {one_line(racing)}")
-        if self.privacy is None:
+        if self.protection is None:
             return client.best(self.model, means, round_index, bound, racing)
         # A choice by blurred scores needs all of them in full, racing or not.
         scores = client.score(self.model, means, round_index, bound, local.total_log_likelihood)
-        blurred = self.privacy.scores(scores, len(client.train))
+        blurred = self.protection.privacy.scores(scores, len(client.train))
         return int(blurred.argmax()), len(means) * client.num_scored(bound)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """What a mixture of models, most often one, makes of the client's test data."""
         ask, round_index = self._ask(content)
-        if self.privacy is not None:
+        if self.protection is not None:
             raise ValueError("this client protects its data and is not tested")
         shares = list_of(ask, "shares", float)
         if not shares or any(not 0 < share <= 1.001 for share in shares):
@@ -240,12 +240,12 @@ class Respondent:
 
     def _charged(self, answer: RecordDict, num_releases: int) -> RecordDict:
         """The answer, once the releases in it are written down; with it goes what the client has said in all."""
-        if self.privacy is not None and self.ledger is not None:
-            releases = self.ledger.charge(self.privacy, num_releases)
+        if self.protection is not None:
+            releases = self.protection.ledger.charge(self.protection.privacy, num_releases)
             report: dict[str, Any] = {
                 "noise": list(releases),
                 "count": list(releases.values()),
-                "delta": self.privacy.delta,
+                "delta": self.protection.privacy.delta,
             }
             answer["privacy"] = ConfigRecord(report)
         return answer
