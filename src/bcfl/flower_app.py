@@ -24,7 +24,7 @@ from bcfl.engines.client import Later, LocalClient
 from bcfl.engines.flower import FlowerEngine, Respondent, Terms
 from bcfl.engines.flower.privacy import Ledger, Protection, privacy_from, spent
 from bcfl.experiment.config import Config, apply_override, parse_config, parse_section, set_value
-from bcfl.experiment.problem import Split, import_object, load_data, model_factory, pose
+from bcfl.experiment.problem import Split, load_data, model_factory, pose, users_function
 from bcfl.experiment.run import run_on
 from bcfl.experiment.store import RunFolder
 from bcfl.local import Examples
@@ -169,10 +169,10 @@ def client_data(config: Config, index: int, factory: object) -> tuple[FederatedD
     A node's own `data-factory` returns this client's data alone. `data.factory` may do the same on every machine, or
     return a list of all clients, as it does for the simulator; without either, the named data set is cut into clients.
     """
-    reference = factory if factory is not None else config.data.factory
+    reference, key = (config.data.factory, "data.factory") if factory is None else (str(factory), "data-factory")
     if reference is None:
         return load_data(config), index
-    found = import_object(str(reference), "data-factory")()
+    found = users_function(reference, key)()
     if isinstance(found, list):
         return load_data(config, found), index
     return load_data(config, [found]), 0

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import logging
+import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from bcfl.experiment.problem import load_data
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import RunStoppedError, load_result, start
 from bcfl.experiment.store import RunFolder
-from bcfl.flower_app import client, read_run_config
+from bcfl.flower_app import client, client_data, read_run_config
 from bcfl.methods import METHODS
 from bcfl.models import MODELS, mlp
 
@@ -612,6 +613,17 @@ def test_the_run_configuration_keeps_what_flower_cannot_hold() -> None:
     config = config_of()
     again, terms, out = read_run_config(flat(config, num_clients=7, out="somewhere"))
     assert (again, terms.num_clients, out) == (config, 7, Path("somewhere"))
+
+
+@pytest.mark.parametrize(("key", "node"), [("data-factory", "own_data:fails"), ("data.factory", None)])
+def test_what_a_users_function_raises_names_the_setting(
+    key: str, node: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_data.py").write_text("def fails():\n    raise KeyError('patients')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = parse_config({"data": {"factory": "own_data:fails"}, "model": {"name": "mlp"}})
+    with pytest.raises(ValueError, match=rf"^{re.escape(key)} 'own_data:fails' failed: KeyError: 'patients'$"):
+        client_data(config, 0, node)
 
 
 # ---- clients that protect their data ------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def split_seed(config: Config) -> int:
 def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
     section = config.data
     if clients is None and section.factory is not None:
-        clients = _users_function(section.factory, "data.factory", listed)()
+        clients = users_function(section.factory, "data.factory", listed)()
     if clients is not None:
         return from_arrays(clients)
     options = {"rotations": section.rotations, "domains": section.domains}
@@ -132,15 +132,15 @@ def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
 def model_factory(config: Config) -> ModelFactory:
     """The configured model, or the one that suits the configured data set."""
     if config.model.factory is not None:
-        return _users_function(config.model.factory, "model.factory")
+        return users_function(config.model.factory, "model.factory")
     if config.model.name == "auto":  # parse_config knows no model for these data
         raise ValueError(f"model.name must be given for these data, one of: {', '.join(MODELS)} (or model.factory)")
     return look_up(config.model.name)
 
 
-def _users_function(reference: str, key: str, convert: Callable[[Any], Any] = lambda made: made) -> Callable[[], Any]:
+def users_function(reference: str, key: str, convert: Callable[[Any], Any] = lambda made: made) -> Callable[[], Any]:
     """The function that `package.module:function` names; whatever it raises becomes a ValueError that names it."""
-    function = import_object(reference, key)
+    function = _import_object(reference, key)
 
     def call() -> Any:
         try:
@@ -151,7 +151,7 @@ def _users_function(reference: str, key: str, convert: Callable[[Any], Any] = la
     return call
 
 
-def import_object(reference: str, key: str) -> Callable[..., Any]:
+def _import_object(reference: str, key: str) -> Callable[..., Any]:
     """The function that `package.module:function` names; the working directory counts as a place to look."""
     if reference == FROM_PYTHON:
         raise ValueError(f"{key} was given in Python and must be given there again: bcfl.train(…, out=FOLDER) goes on "
