@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -507,6 +508,46 @@ def test_what_stops_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Federation, "flwr", lambda self, *arguments: refusal)
     with pytest.raises(RunStoppedError, match=r"flwr run failed: Invalid run configuration\."):
         Federation(Site(tmp_path, 1, insecure=True, gate_port=None)).submit("experiment.nonsense=1")
+
+
+class Told:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[int, float]] = []
+        self.first_round = 0
+
+    def started(self, config: Config, data: Any, first_round: int) -> None:
+        self.first_round = first_round
+
+    def round_done(self, record: dict[str, Any], seconds: float) -> None:
+        self.rounds.append((record["round"], seconds))
+
+
+def test_every_round_is_told_once_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the server cuts the logs back to the last checkpoint first."""
+    folder, told = RunFolder(tmp_path), Told()
+
+    def write(name: str, number: int) -> None:
+        folder.append(name, {"round": number, "seconds": number / 2})
+
+    def cut_back() -> None:
+        for path in tmp_path.iterdir():
+            path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+
+    write("rounds.jsonl", 1)
+    write("timings.jsonl", 1)
+    steps: list[Callable[[], None]] = [
+        *(partial(write, name, 2) for name in ("rounds.jsonl", "timings.jsonl")),
+        cut_back,
+        *(partial(write, name, number) for number in (2, 3) for name in ("rounds.jsonl", "timings.jsonl")),
+    ]
+    monkeypatch.setattr("bcfl.deploy.local.STATUS_EVERY", -1.0)
+    monkeypatch.setattr(time, "sleep", lambda _: steps.pop(0)())
+    monkeypatch.setattr(Federation, "status", lambda self, run: "running" if steps else "finished:completed")
+    follow(Federation(Site(tmp_path, 1)), "1", settings_of("fedavg"), tmp_path, [told])
+    assert told.first_round == 2
+    assert told.rounds == [(2, 1.0), (3, 1.5)]
 
 
 def refuse_to_start(*_: object) -> None:

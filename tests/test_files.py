@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever happens while they are written."""
+"""Files that are whole or absent, whatever happens while they are written, and files that grow while they are read."""
 
 import errno
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import predictive
 import pytest
 
-from bcfl.files import replacing, write_atomically
+from bcfl.files import GrowingLog, replacing, write_atomically
 
 
 def fail(*_: object) -> None:
@@ -61,3 +61,40 @@ def test_what_a_script_has_measured_is_not_lost_when_the_disk_is_full(
     with pytest.raises(OSError, match="No space"):
         predictive.main()
     assert json.loads(out.read_text()) == [{"run": "first"}]
+
+
+def test_a_growing_log_is_read_once_and_line_by_line(tmp_path: Path) -> None:
+    path, read = tmp_path / "log", []
+
+    def note(line: bytes) -> int:
+        read.append(line)
+        return int(line)
+
+    log = GrowingLog(path, note)
+    assert log.records() == []
+    for text, known in [("1", []), ("0\n2", [10]), ("", [10]), ("0\n", [10, 20]), ("30\n40\n5", [10, 20, 30, 40])]:
+        with path.open("a") as file:
+            file.write(text)
+        assert log.records() == known
+    assert read == [b"10", b"20", b"30", b"40"]
+    path.unlink()
+    assert log.records() == []
+
+
+@pytest.mark.parametrize("later", ["10\n", "10\n21\n", "10\n2100\n31\n41\n", "10\n2100\n"])
+def test_a_log_that_was_cut_back_is_read_anew(tmp_path: Path, later: str) -> None:
+    path = tmp_path / "log"
+    path.write_text("10\n20\n30\n")
+    log = GrowingLog(path, int)
+    assert log.records() == [10, 20, 30]
+    path.write_text(later)
+    assert log.records() == [int(line) for line in later.split("\n")[:-1]]
+
+
+def test_a_log_that_has_not_grown_is_not_even_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log"
+    path.write_text("10\n2")
+    log = GrowingLog(path, int)
+    log.records()
+    monkeypatch.setattr(Path, "open", fail)
+    assert log.records() == [10]

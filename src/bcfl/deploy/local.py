@@ -23,6 +23,7 @@ from bcfl.experiment.config import Config
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import Observer, RunStoppedError, is_unfinished, load_result
 from bcfl.experiment.store import RunFolder, refuse_if_full
+from bcfl.files import GrowingLog
 
 STOP_SECONDS = 10.0  # after which a process that was asked to end is made to
 STATUS_EVERY = 10.0  # seconds between two questions to Flower: each is a process, and takes from the clients' cores
@@ -175,7 +176,8 @@ def follow(federation: Federation, run: str, config: Config, out: Path, observer
     """Tell the observers of every round as it is written, until the run has ended; raises if it did not end well."""
     split = LocalSplit(federation.site.num_clients, f"{federation.site.num_clients} processes")
     folder = RunFolder(out)
-    done = max((record["round"] for record in _complete_lines(folder, "rounds.jsonl")), default=0)
+    rounds, timings = (GrowingLog(out / name, json.loads) for name in ("rounds.jsonl", "timings.jsonl"))
+    done = max((record["round"] for record in rounds.records()), default=0)
     for observer in observers:
         observer.started(config, split, done + 1)
     next_look, status = 0.0, "pending"
@@ -184,22 +186,14 @@ def follow(federation: Federation, run: str, config: Config, out: Path, observer
         if folder.complete or time.monotonic() > next_look:
             status = federation.status(run)
             next_look = time.monotonic() + STATUS_EVERY
-        seconds = {record["round"]: record["seconds"] for record in _complete_lines(folder, "timings.jsonl")}
-        for record in _complete_lines(folder, "rounds.jsonl"):
+        seconds = {record["round"]: record["seconds"] for record in timings.records()}
+        for record in rounds.records():
             if record["round"] > done and record["round"] in seconds:
                 done = record["round"]
                 for observer in observers:
                     observer.round_done(record, seconds[done])
     if status != "finished:completed":
         raise RunStoppedError(f"the run ended as {status}: {_reason(federation.log(run))}")
-
-
-def _complete_lines(folder: RunFolder, name: str) -> list[dict[str, Any]]:
-    """The records that are written so far; a line that is being written is left for later."""
-    path = folder.path / name
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def _check_out(out: Path, config: Config) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from bcfl.experiment.config import Config
+from bcfl.files import GrowingLog
 from bcfl.methods import method_of
 
 RECENT = 20  # rounds that tell a run's present pace: the first ones may have more to train, or a busier machine
@@ -35,11 +36,11 @@ class Pace:
         self._runs = runs
         self._kind_of = [_kind(config) for config, _ in runs]
         self._weight_of = [_guessed_weight(config) for config, _ in runs]
-        self._read: dict[Path, tuple[int, list[float]]] = {}  # size of the file when it was read last, its content
+        self._seconds_of = [GrowingLog(path / "timings.jsonl", _seconds) for _, path in runs]
 
     def outlook(self, at_once: int = 1) -> Outlook:
         """Where the runs stand, and the time left while `at_once` of them go on side by side."""
-        done = [self._seconds(path) for _, path in self._runs]  # (run, round)
+        done = [log.records() for log in self._seconds_of]  # (run, round)
         left = [max(config.experiment.rounds - len(own), 0) for (config, _), own in zip(self._runs, done, strict=True)]
         pace = [fmean(own[-RECENT:]) if own else None for own in done]
         alike: dict[tuple[str, str], list[float]] = defaultdict(list)  # what is known of the same settings
@@ -65,17 +66,10 @@ class Pace:
             guessed=guessed,
         )
 
-    def _seconds(self, folder: Path) -> list[float]:
-        """What every finished round of a run took; a line that is only half written does not count."""
-        path = folder / "timings.jsonl"
-        try:
-            size = path.stat().st_size
-            if self._read.get(path, (-1, []))[0] != size:
-                lines = path.read_bytes().split(b"\n")[:-1]
-                self._read[path] = size, [json.loads(line)["seconds"] for line in lines]
-        except FileNotFoundError:
-            return []
-        return self._read[path][1]
+
+def _seconds(line: bytes) -> float:
+    """What a finished round took."""
+    return float(json.loads(line)["seconds"])
 
 
 def _kind(config: Config) -> tuple[str, str]:
