@@ -125,7 +125,8 @@ def test_the_apps_settings_are_the_runs(written: Path) -> None:
 @needs_tools
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_the_units_are_sound(written: Path) -> None:
-    units = [written / "server" / "bcfl-server.service", written / "client-0" / "bcfl-client.service"]
+    units = [written / "server" / f"bcfl-{what}.service" for what in ("server", "gate")]
+    units.append(written / "client-0" / "bcfl-client.service")
     done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
     complaints = [line for line in done.stderr.splitlines() if "bcfl-" in line and "is not executable" not in line]
     assert complaints == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bcfl import __version__
-from bcfl.deploy.pages import CLIENT_UNIT, README, SERVER_UNIT
+from bcfl.deploy.pages import README, UNIT
 from bcfl.experiment.config import Config
 
 # Set before Flower's first call: without them even `--help` reports home, and nodes install what an app asks for.
@@ -296,7 +296,7 @@ def _write_server(site: Site) -> None:
         site.server / "start.sh", "Starts the SuperLink, which holds the server's side, in the foreground.", [start]
     )
     (site.server / "bcfl-server.service").write_text(
-        SERVER_UNIT.format(what="server", folder="server", script="start.sh", after="")
+        UNIT.format(what="server", folder="server", script="start.sh", after="")
     )
     if site.gate_port is not None:
         gate = f"exec {shlex.join(gate_command(site))}"
@@ -304,7 +304,7 @@ def _write_server(site: Site) -> None:
             site.server / "gate.sh", "Lets clients of other machines through to the SuperLink, and only them.", [gate]
         )
         (site.server / "bcfl-gate.service").write_text(
-            SERVER_UNIT.format(what="gate", folder="server", script="gate.sh", after=" bcfl-server.service")
+            UNIT.format(what="gate", folder="server", script="gate.sh", after=" bcfl-server.service")
         )
     # The certificate's place is known only here: the folder may have been moved since it was made.
     ready = f"python3 -m bcfl.deploy.ready --port {site.link_port}"
@@ -334,7 +334,9 @@ def _write_client(site: Site, index: int) -> None:
     start = f"exec {shlex.join(node_command(site, index))}"
     purpose = f"Starts client {index}'s SuperNode in the foreground. Its data stay on this machine."
     _script(site.client(index) / "start.sh", purpose, ["mkdir -p flwr", start])
-    (site.client(index) / "bcfl-client.service").write_text(CLIENT_UNIT.format(index=index))
+    (site.client(index) / "bcfl-client.service").write_text(
+        UNIT.format(what=f"client {index}", folder=f"client-{index}", script="start.sh", after="")
+    )
 
 
 def _readme(site: Site) -> str:

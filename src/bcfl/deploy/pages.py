@@ -1,6 +1,17 @@
 """The texts that `bcfl deploy init` writes for people and for systemd."""
 
-HARDENING = """\
+# A SuperNode ends when its SuperLink has forgotten it: systemd starts it again.
+UNIT = """\
+# For /etc/systemd/system; expects this folder in /opt/bcfl/{folder} and bcfl in /opt/bcfl/venv.
+[Unit]
+Description=bcfl {what}
+After=network-online.target{after}
+Wants=network-online.target
+
+[Service]
+ExecStart=/opt/bcfl/{folder}/{script}
+WorkingDirectory=/opt/bcfl/{folder}
+ReadWritePaths=/opt/bcfl/{folder}
 User=bcfl
 Environment=PATH=/opt/bcfl/venv/bin:/usr/bin:/bin
 UMask=0077
@@ -14,48 +25,10 @@ ProtectControlGroups=yes
 RestrictSUIDSGID=yes
 Restart=always
 RestartSec=5
-"""
 
-SERVER_UNIT = (
-    """\
-# For /etc/systemd/system; expects this folder in /opt/bcfl/{folder} and bcfl in /opt/bcfl/venv.
-[Unit]
-Description=bcfl {what}
-After=network-online.target{after}
-Wants=network-online.target
-
-[Service]
-ExecStart=/opt/bcfl/{folder}/{script}
-WorkingDirectory=/opt/bcfl/{folder}
-ReadWritePaths=/opt/bcfl/{folder}
-"""
-    + HARDENING
-    + """
 [Install]
 WantedBy=multi-user.target
 """
-)
-
-# A SuperNode ends when its SuperLink has forgotten it: systemd starts it again.
-CLIENT_UNIT = (
-    """\
-# For /etc/systemd/system; expects this folder in /opt/bcfl/client-{index} and bcfl in /opt/bcfl/venv.
-[Unit]
-Description=bcfl client {index}
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-ExecStart=/opt/bcfl/client-{index}/start.sh
-WorkingDirectory=/opt/bcfl/client-{index}
-ReadWritePaths=/opt/bcfl/client-{index}
-"""
-    + HARDENING
-    + """
-[Install]
-WantedBy=multi-user.target
-"""
-)
 
 README = """\
 # A federation of {num_clients} clients
