@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import gzip
 import os
 import re
 import shutil
@@ -260,18 +261,12 @@ def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
 # ---- the gate -------------------------------------------------------------------------------------------------------
 
 
-def ask_gate(path: str, method: str = "POST", body: bytes = b"hello", up: bool = True) -> tuple[int, bytes, list[str]]:
-    """Status, body and what the SuperLink behind the gate was asked."""
-    seen: list[str] = []
+def through_gate(
+    link: Callable[[httpx.Request], httpx.Response], path: str, method: str = "POST", body: bytes = b"hello"
+) -> tuple[int, bytes, dict[bytes, bytes]]:
+    """Status, body and headers of what the gate answers that has this SuperLink behind it."""
 
-    def link(request: httpx.Request) -> httpx.Response:
-        if not up:
-            raise httpx.ConnectError("down")
-        seen.append(request.url.path)
-        assert request.headers["flwr-signature"] == "kept"
-        return httpx.Response(200, content=b"answer to " + request.content)
-
-    async def go() -> tuple[int, bytes]:
+    async def go() -> tuple[int, bytes, dict[bytes, bytes]]:
         client = httpx.AsyncClient(base_url="https://127.0.0.1:1", transport=httpx.MockTransport(link))
         sent: list[Any] = []
 
@@ -284,9 +279,24 @@ def ask_gate(path: str, method: str = "POST", body: bytes = b"hello", up: bool =
         scope = {"type": "http", "method": method, "path": path, "headers": [(b"flwr-signature", b"kept")]}
         await Gate(client)(scope, receive, send)
         await client.aclose()
-        return sent[0]["status"], sent[1]["body"]
+        return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
 
-    return (*asyncio.run(go()), seen)
+    return asyncio.run(go())
+
+
+def ask_gate(path: str, method: str = "POST", body: bytes = b"hello", up: bool = True) -> tuple[int, bytes, list[str]]:
+    """Status, body and what the SuperLink behind the gate was asked."""
+    seen: list[str] = []
+
+    def link(request: httpx.Request) -> httpx.Response:
+        if not up:
+            raise httpx.ConnectError("down")
+        seen.append(request.url.path)
+        assert request.headers["flwr-signature"] == "kept"
+        return httpx.Response(200, content=b"answer to " + request.content)
+
+    status, answer, _ = through_gate(link, path, method, body)
+    return status, answer, seen
 
 
 def test_the_gate_lets_nodes_through() -> None:
@@ -314,6 +324,16 @@ def test_the_gate_bounds_what_it_takes_and_survives_a_superlink_that_is_down() -
     assert ask_gate("/v1/fleet/push-object", body=bytes(MAX_BYTES + 1)) == (413, b"", [])
     assert ask_gate("/v1/fleet/push-object", method="GET") == (404, b"", [])
     assert ask_gate("/v1/fleet/push-object", up=False) == (502, b"", [])
+
+
+def test_the_gate_does_not_call_encoded_what_it_has_decoded() -> None:
+    def link(_: httpx.Request) -> httpx.Response:
+        headers = {"content-encoding": "gzip", "content-type": "application/protobuf", "connection": "keep-alive"}
+        return httpx.Response(200, headers=headers, content=gzip.compress(b"answer"))
+
+    status, body, headers = through_gate(link, "/v1/fleet/pull-messages")
+    assert (status, body) == (200, b"answer")
+    assert headers == {b"content-type": b"application/protobuf", b"content-length": b"6"}
 
 
 # ---- real processes -------------------------------------------------------------------------------------------------

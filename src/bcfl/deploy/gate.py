@@ -18,6 +18,7 @@ import uvicorn
 ALLOWED = re.compile(r"/v1/fleet/[a-z-]+")
 MAX_BYTES = 32 * 2**20  # of one request: Flower sends arrays in pieces of 5 MB
 NOT_FORWARDED = {b"host", b"connection", b"content-length", b"transfer-encoding", b"keep-alive", b"upgrade"}
+NOT_ANSWERED = NOT_FORWARDED | {b"content-encoding"}  # httpx has decoded the body
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -52,9 +53,8 @@ class Gate:
         except httpx.HTTPError:
             await _answer(send, 502)
             return
-        kept = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in NOT_FORWARDED]
-        encoded = [(name, value) for name, value in kept if name != b"content-encoding"]  # httpx has decoded it
-        await _answer(send, reply.status_code, encoded, reply.content)
+        kept = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in NOT_ANSWERED]
+        await _answer(send, reply.status_code, kept, reply.content)
 
 
 async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b"") -> None:
