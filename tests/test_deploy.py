@@ -123,6 +123,15 @@ def test_the_apps_settings_are_the_runs(written: Path) -> None:
     assert {"experiment.joins", "method.racing", "deploy.min_share"} <= flatten_dict(app["config"]).keys()
 
 
+def test_settings_with_any_character_are_written_as_they_are(tmp_path: Path) -> None:
+    path = "".join(map(chr, range(128))) + "ä€😀"
+    config, terms = read_settings(None, [], 4)
+    config = replace(config, data=replace(config.data, path=path))
+    init(Site(tmp_path / "a", 4, gate_port=None, insecure=True), config, terms)
+    app = tomllib.loads((tmp_path / "a" / "app" / "pyproject.toml").read_bytes().decode())
+    assert app["tool"]["flwr"]["app"]["config"]["data"]["path"] == path
+
+
 @needs_tools
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_the_units_are_sound(written: Path) -> None:
@@ -252,6 +261,11 @@ def test_settings_reach_the_server_as_they_are(overrides: list[str]) -> None:
 def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'feature\(4,5\)' makes 20 clients, --clients says 3"):
         read_settings(None, ["data.partition=feature(4,5)"], 3)
+    with pytest.raises(ValueError, match=r"'label\(0, 5, 0\.5\)' makes 5 clients, --clients says 3"):
+        read_settings(None, ["data.partition=label(0, 5, 0.5)"], 3)
+    with pytest.raises(ValueError, match=r"partition 'feature\(3\)' is not one of"):
+        read_settings(None, ["data.partition=feature(3)"], 3)
+    read_settings(None, ["data.partition=file", "data.partition_file=split.npz"], 3)  # which knows how many it makes
     with pytest.raises(ValueError, match=r"deploy\.min_share must be in"):
         read_settings(None, ["deploy.min_share=2.0"], 3)
     with pytest.raises(ValueError, match=r"did you mean deploy\.deadline"):

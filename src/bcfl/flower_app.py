@@ -53,6 +53,8 @@ def read_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
             set_value(nested, key, value)
     deploy = nested.pop("deploy", {})
     out = Path(str(deploy.pop("out", "run")))
+    if "num_clients" not in deploy:
+        raise ValueError("deploy.num_clients must be given: the number of clients in the federation")
     terms: Terms = parse_section(Terms, deploy, "deploy")
     terms.check()
     return parse_config(nested), terms, out

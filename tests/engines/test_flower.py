@@ -599,9 +599,10 @@ def test_a_model_above_the_limit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"deploy.min_share": 0.0}, r"deploy\.min_share must be in \(0, 1\]"),
-        ({"deploy.deadlin": 3.0}, r"did you mean deploy\.deadline"),
-        ({"training.learning_rat": 3.0}, r"did you mean training\.learning_rate"),
+        ({"deploy.num_clients": 3, "deploy.min_share": 0.0}, r"deploy\.min_share must be in \(0, 1\]"),
+        ({"deploy.num_clients": 3, "deploy.deadlin": 3.0}, r"did you mean deploy\.deadline"),
+        ({"deploy.deadline": 3.0}, r"deploy\.num_clients must be given"),
+        ({"deploy.num_clients": 3, "training.learning_rat": 3.0}, r"did you mean training\.learning_rate"),
     ],
 )
 def test_unknown_and_impossible_settings_are_named(values: dict[str, Any], message: str) -> None:

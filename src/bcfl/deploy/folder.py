@@ -1,6 +1,7 @@
 """A ready folder for a federation: the app and its settings, certificates and keys, start scripts and units by role."""
 
 import ipaddress
+import json
 import os
 import shlex
 import shutil
@@ -27,7 +28,7 @@ CONNECTION = "bcfl"  # what the SuperLink is called in Flower's own configuratio
 LINK_PORT, GATE_PORT, NODE_PORT = 9092, 9093, 9094
 MAX_PORT = 65535
 KEY_TOOLS = ("openssl", "ssh-keygen")
-YEARS = 365
+DAYS_A_YEAR = 365
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML forbids, unlike JSON
     return repr(value)
 
 
@@ -225,7 +226,8 @@ def _make_certificates(site: Site) -> None:
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp384r1", "-nodes", "-sha384"]
     _run_tool(
         *("openssl", "req", "-x509", *curve, "-keyout", str(authority_key), "-out", str(authority)),
-        *("-days", str(10 * YEARS), "-subj", "/CN=bcfl federation", "-addext", "keyUsage=critical,keyCertSign,cRLSign"),
+        *("-days", str(10 * DAYS_A_YEAR), "-subj", "/CN=bcfl federation"),
+        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
     )
     names = {"DNS:localhost", "IP:127.0.0.1"}
     try:
@@ -243,7 +245,7 @@ def _make_certificates(site: Site) -> None:
     )
     _run_tool(
         *("openssl", "x509", "-req", "-in", str(request), "-CA", str(authority), "-CAkey", str(authority_key)),
-        *("-CAcreateserial", "-sha384", "-days", str(2 * YEARS), "-extfile", str(extensions)),
+        *("-CAcreateserial", "-sha384", "-days", str(2 * DAYS_A_YEAR), "-extfile", str(extensions)),
         *("-out", str(folder / "server.crt")),
     )
     request.unlink()

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bcfl.deploy.folder import CONNECTION, LOCKED_DOWN, Site, gate_command, init, link_command, node_command, program
+from bcfl.deploy.folder import CONNECTION, LOCKED_DOWN, Site, init, link_command, node_command, program
 from bcfl.deploy.ready import START_SECONDS, link_answers
 from bcfl.experiment.config import Config
 from bcfl.experiment.result import Result
@@ -52,10 +51,6 @@ class Federation:
         """Start the SuperLink and wait until it answers."""
         self._start("server", link_command(self.site), self.site.server)
         self._await(self._link_answers, "the SuperLink")
-
-    def start_gate(self) -> None:
-        self._start("gate", [*gate_command(self.site), "--host", "127.0.0.1"], self.site.server)
-        self._await(lambda: _listens(self.site.gate_port), "the gate")
 
     def register(self) -> None:
         """Tell the SuperLink the clients' public keys."""
@@ -137,7 +132,7 @@ class Federation:
         while not ready():
             for name, process in self.processes.items():
                 if process.poll() is not None:
-                    folder = self.site.server if name in ("server", "gate") else self.site.folder / name
+                    folder = self.site.folder / name
                     reason = _last_line((folder / "log.txt").read_text(errors="replace"))
                     raise RunStoppedError(f"{what} could not be started: {reason}")
             if time.monotonic() > end:
@@ -159,10 +154,14 @@ def run_local(
 ) -> Result:
     """Run a federation of processes on loopback into the folder `out`; a run that was stopped there goes on."""
     _check_out(out, config)
-    with _way_on(out), _stopped_in_order(), _scratch() as folder:
+    with (
+        _way_on(out),
+        _stopped_in_order(),
+        tempfile.TemporaryDirectory(prefix="bcfl-", ignore_cleanup_errors=True) as scratch,
+    ):
         ports = free_ports(num_clients + 1)
-        site = Site(folder / "federation", num_clients, "127.0.0.1", ports[0], None, tuple(ports[1:]), insecure)
-        init(site, config, {"wait": 120.0, **(terms or {}), "out": str(out.resolve())})
+        site = Site(Path(scratch, "federation"), num_clients, "127.0.0.1", ports[0], None, tuple(ports[1:]), insecure)
+        init(site, config, {**(terms or {}), "out": str(out.resolve())})
         with Federation(site) as federation:
             federation.start_link()
             federation.register()
@@ -218,15 +217,6 @@ def _way_on(out: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="bcfl-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
 def _stopped_in_order() -> Iterator[None]:
     """A request to end this process is an interruption, so that the processes it started are stopped first."""
     if threading.current_thread() is not threading.main_thread():
@@ -258,11 +248,6 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
-
-
-def _listens(port: int | None) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], how: signal.Signals) -> None:

@@ -1,11 +1,11 @@
 """From a configuration file and a number of clients to the settings of a deployed federation."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bcfl.data.partition import parse_specification
 from bcfl.engines.flower import Terms
 from bcfl.experiment.config import (
     Config,
@@ -46,11 +46,8 @@ def read_settings(
     if not {"name", "partition", "factory"} & data.keys():
         _suit(values, num_clients)
     config = parse_config(values)
-    count = _clients_of(config.data.partition)
-    if config.data.factory is None and count not in (None, num_clients):
-        raise ValueError(
-            f"data.partition {config.data.partition!r} makes {count} clients, --clients says {num_clients}"
-        )
+    if config.data.factory is None:
+        _check_partition(config.data, num_clients)
     return config, asdict(terms)
 
 
@@ -75,7 +72,9 @@ def _suit(values: dict[str, Any], num_clients: int) -> None:
     values["method"].setdefault("num_clusters", groups or min(2, num_clients))
 
 
-def _clients_of(partition: str) -> int | None:
-    """How many clients a partition makes; None if that is not written in it."""
-    found = re.match(r"\s*(?:feature|label)\(\s*(\d+)\s*,\s*(\d+)", partition)
-    return max(int(found[1]), 1) * int(found[2]) if found else None
+def _check_partition(data: DataConfig, num_clients: int) -> None:
+    """Nothing happens if the partition makes that many clients, or if only its file knows how many."""
+    least = data.min_examples, data.min_test_examples
+    count = parse_specification(data.partition, data.share_floor, least).num_clients
+    if count and count != num_clients:
+        raise ValueError(f"data.partition {data.partition!r} makes {count} clients, --clients says {num_clients}")

@@ -44,7 +44,7 @@ POLL = 0.2  # seconds between two looks for answers
 class Terms:
     """[deploy] the terms on which a federation works together; none of them changes a sound answer."""
 
-    num_clients: int = 3
+    num_clients: int
     min_share: float = 0.5  # of the clients asked: with fewer answers the run stops, to be resumed
     deadline: float = 600.0  # seconds for the answers to one question
     wait: float = 120.0  # seconds to wait for clients before a round that has too few of them
