@@ -48,7 +48,6 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("factory", [_plain, _a_layer_twice, _a_norm_twice, _tied_weights, _Own])
 def test_it_is_the_module_with_these_numbers_and_the_module_stays(factory: type[nn.Module]) -> None:
-    torch.manual_seed(0)
     module = factory().eval()
     other = copy.deepcopy(module)
     with torch.no_grad():

@@ -66,7 +66,6 @@ NETS = {
 @pytest.mark.parametrize("name", NETS)
 def test_the_scores_are_the_modules_own(name: str, num_models: int) -> None:
     factory, shape = NETS[name]
-    torch.manual_seed(0)
     modules = [_lived_in(factory(), shape) for _ in range(num_models)]
     x = torch.randn(7, *shape)
     with torch.inference_mode():
@@ -77,7 +76,6 @@ def test_the_scores_are_the_modules_own(name: str, num_models: int) -> None:
 
 
 def test_a_model_scores_the_same_in_any_company() -> None:
-    torch.manual_seed(0)
     modules = [_lived_in(fashion_cnn(), (1, 28, 28)) for _ in range(4)]
     x = torch.randn(64, 1, 28, 28)
     with torch.inference_mode():
@@ -89,7 +87,6 @@ def test_a_model_scores_the_same_in_any_company() -> None:
 @pytest.mark.parametrize("factory", [fashion_cnn, mlp])
 @pytest.mark.parametrize("num_models", [1, 5, 9])
 def test_scorers_are_of_all_models_in_their_order(factory: ModelFactory, num_models: int) -> None:
-    torch.manual_seed(0)
     model = FlatModel(factory())
     vectors = torch.stack([FlatModel(factory()).vector for _ in range(num_models)])
     vectors = torch.cat([vectors, torch.full((num_models, 3), torch.nan)], 1)  # momentum may travel along
@@ -103,7 +100,6 @@ def test_scorers_are_of_all_models_in_their_order(factory: ModelFactory, num_mod
 
 
 def test_layers_that_share_their_parameters_are_found() -> None:
-    torch.manual_seed(0)
     twice = nn.Conv2d(2, 2, 3, padding=1)
     head = nn.Linear(32, 32)
     model = FlatModel(
@@ -160,7 +156,6 @@ def test_no_models_have_no_scores() -> None:
 @pytest.mark.parametrize("where", ["weight", "input"])
 def test_a_sick_model_scores_as_in_torch(value: float, where: str) -> None:
     """oneDNN's ReLU and maximum swallow NaN, so such passes are torch's."""
-    torch.manual_seed(0)
     modules = [fashion_cnn().eval() for _ in range(3)]  # the second is sick
     x = torch.randn(4, 1, 28, 28)
     with torch.inference_mode():

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 import torch
 
 from bcfl.randomness import generator, numpy_generator, stream_seed
@@ -22,6 +23,11 @@ def test_drawing_leaves_the_global_generators_alone() -> None:
     numpy_generator(1).random(5)
     assert torch.equal(torch.get_rng_state(), torch_before)
     assert np.array_equal(np.random.get_state()[1], numpy_before)  # noqa: NPY002
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_tests_begin_with_the_same_random_numbers(turn: int) -> None:
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(7)))
 
 
 def test_other_paths_are_other_streams() -> None:

@@ -612,7 +612,9 @@ def test_unknown_and_impossible_settings_are_named(values: dict[str, Any], messa
 
 def test_the_run_configuration_keeps_what_flower_cannot_hold() -> None:
     config = config_of()
-    again, terms, out = read_run_config(flat(config, num_clients=7, out="somewhere"))
+    run_config = flat(config, num_clients=7, out="somewhere")
+    assert {type(value) for value in run_config.values()} == {bool, int, float, str}
+    again, terms, out = read_run_config(run_config)
     assert (again, terms.num_clients, out) == (config, 7, Path("somewhere"))
 
 
