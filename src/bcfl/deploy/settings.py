@@ -1,5 +1,6 @@
 """From a configuration file and a number of clients to the settings of a deployed federation."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
