@@ -13,7 +13,7 @@ from bcfl.data.partition import FederatedData
 
 
 def listed(clients: Iterable[Any]) -> list[Any]:
-    """The clients as a list; a mapping of names to clients has other things at hand than clients."""
+    """The clients as a list; a mapping is refused, as it would give its keys."""
     if isinstance(clients, Mapping):
         raise ValueError("clients must be a list, got a mapping: pass list(clients.values())")
     return list(clients)

@@ -128,6 +128,7 @@ class Result:
         return there / there.sum()
 
     def _place_of(self, client: int) -> int:
+        """The client's number as a plain one, if there is such a client."""
         if not hasattr(client, "__index__") or not 0 <= operator.index(client) < len(self.assignment):
             raise ValueError(f"client must be a number from 0 to {len(self.assignment) - 1}, got {client!r}")
         return operator.index(client)
