@@ -65,7 +65,7 @@ def demo(options: Namespace) -> int:
         console.print(f"\nThe report page could not be made: {missing}", soft_wrap=True, markup=False)
         return 0
     _say(console, "5  Your report", "All of this is on one page that needs no network. Open it in a browser:")
-    console.print(f"   {page.resolve()}", soft_wrap=True, style="bold")
+    console.print(f"   {page.resolve()}", soft_wrap=True, markup=False, style="bold")
     console.print("\nNext: `bcfl run --help`, `bcfl compare --methods fedavg,bcfl-g,bcfl-mh-3 --seeds 0,1,2`, "
                   "`bcfl report RUN…`.")  # fmt: skip
     return 0
