@@ -618,14 +618,14 @@ def test_the_run_configuration_keeps_what_flower_cannot_hold() -> None:
     assert (again, terms.num_clients, out) == (config, 7, Path("somewhere"))
 
 
-@pytest.mark.parametrize(("key", "node"), [("data-factory", "own_data:fails"), ("data.factory", None)])
+@pytest.mark.parametrize(("key", "node"), [("data-factory", "failing_data:fails"), ("data.factory", None)])
 def test_what_a_users_function_raises_names_the_setting(
     key: str, node: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_data.py").write_text("def fails():\n    raise KeyError('patients')\n")
+    (tmp_path / "failing_data.py").write_text("def fails():\n    raise KeyError('patients')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    config = parse_config({"data": {"factory": "own_data:fails"}, "model": {"name": "mlp"}})
-    with pytest.raises(ValueError, match=rf"^{re.escape(key)} 'own_data:fails' failed: KeyError: 'patients'$"):
+    config = parse_config({"data": {"factory": "failing_data:fails"}, "model": {"name": "mlp"}})
+    with pytest.raises(ValueError, match=rf"^{re.escape(key)} 'failing_data:fails' failed: KeyError: 'patients'$"):
         client_data(config, 0, node)
 
 
