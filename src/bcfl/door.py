@@ -69,12 +69,12 @@ def train(
     folder = None if out is None else Path(out)
     how: dict[str, Any] = {"num_workers": num_workers, "device": str(device), "observers": observers}
     own: dict[str, Any] = {"clients": clients, "factory": model, **how}
-    if go_on_from is not None and folder is None:
-        raise ValueError("go_on_from needs out, a new folder for the longer run")
+    if go_on_from is not None:
+        if folder is None:
+            raise ValueError("go_on_from needs out, a new folder for the longer run")
+        if not is_unfinished(folder, config):
+            prolong(Path(go_on_from), folder, config)
     if folder is not None and is_unfinished(folder, config):
-        return resume(folder, **own)
-    if folder is not None and go_on_from is not None:
-        prolong(Path(go_on_from), folder, config)
         return resume(folder, **own)
     return start(config, folder, **own)
 

@@ -48,7 +48,8 @@ def outcome(path: Path) -> dict[str, Any]:
     names = ("config.json", "manifest.json", "rounds.jsonl", "associations.jsonl", "result.json")
     last = sorted((path / "checkpoints").iterdir())[-1]
     with safe_open(last, "pt") as file:
-        tensors = {key: file.get_tensor(key).flatten().view(torch.uint8).tolist() for key in file.keys()}  # noqa: SIM118
+        keys = file.keys()
+        tensors = {key: file.get_tensor(key).flatten().view(torch.uint8).tolist() for key in keys}
     return {"last": last.name, **{name: (path / name).read_bytes() for name in names}, **tensors}
 
 

@@ -144,7 +144,7 @@ def prolong(path: Path, out: Path, config: Config) -> None:
             logger.warning(note)
         folder = RunFolder.create(out, config.as_dict())
         with folder.locked():
-            folder.take_over(source, standing, standing.checkpoint)
+            folder.take_over(source, standing)
 
 
 def settings_of(path: Path) -> Config:

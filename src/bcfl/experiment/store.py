@@ -173,13 +173,14 @@ class RunFolder:
             if self.has(name):
                 os.truncate(self.path / name, size)
 
-    def take_over(self, source: "RunFolder", standing: Standing, checkpoint: Checkpoint) -> None:
-        """This folder, which has only its settings, gets the rounds of another run up to that checkpoint of its."""
+    def take_over(self, source: "RunFolder", standing: Standing) -> None:
+        """This folder, which has only its settings, gets the rounds of another run up to its checkpoint."""
+        assert standing.checkpoint is not None
         for name, size in standing.log_sizes.items():
             write_atomically(self.path / name, (source.path / name).read_bytes()[:size])
         for name in ("environment.json", "manifest.json"):
             write_atomically(self.path / name, (source.path / name).read_bytes())
-        self.save_checkpoint(checkpoint)  # last: without it the run only begins at the beginning
+        self.save_checkpoint(standing.checkpoint)  # last: without it the run only begins at the beginning
 
     def clear(self) -> None:
         """Nothing is left of a run that was refused before its first round: the folder is free for another."""
@@ -200,8 +201,8 @@ class RunFolder:
         """
         try:
             with safe_open(path, "pt") as file:
-                meta = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+                meta, names = file.metadata() or {}, file.keys()
+                tensors = {name: file.get_tensor(name) for name in names}
         except SafetensorError as error:
             raise ValueError(f"checkpoint {path} is damaged: {error}") from None
         if meta.pop("digest", None) != _digest(tensors, meta):
