@@ -204,9 +204,11 @@ def test_a_kept_run_is_not_read_into_another_model(tmp_path: Path, momentum_stat
     bcfl.train(small_net, federation(), out=tmp_path, training=training, **{**QUICK, "rounds": 1})
     twice = 2 if momentum_state == "belief" else 1
     for width in (4, 16, 17):  # 16: the vector with its momentum would be long enough
-        says = f"the model has {twice * (5 * width + 2)} numbers, but in the run in {tmp_path} it had {twice * 42}"
+        says = f"the model has {twice * (5 * width + 2)} numbers, but in the run in {tmp_path} {twice * 42}"
         with pytest.raises(ValueError, match=re.escape(says)):
             bcfl.load(tmp_path, partial(small_net, width))
+    with pytest.raises(ValueError, match=r"the model's tensor 1 is 6×2, but in the run in .* 8×2$"):
+        bcfl.load(tmp_path, lambda: nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2), nn.Linear(2, 5, False)))
     assert bcfl.load(tmp_path, small_net).accuracy is not None
 
 

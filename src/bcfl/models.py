@@ -66,6 +66,7 @@ class FlatModel:
             for name, buffer in module.named_buffers()
             if name.rpartition(".")[2] == "running_var" and buffer.is_floating_point()
         )
+        self.shapes = tuple("×".join(map(str, tensor.shape)) or "1" for tensor in self._tensors)
         self._spots = [(tensor.shape, tensor.stride(), tensor.storage_offset()) for tensor in self._tensors]
         if not self.vector.isfinite().all():
             name = next(name for name, tensor in named.items() if not tensor.isfinite().all())

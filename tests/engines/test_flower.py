@@ -21,7 +21,7 @@ from inprocess_grid import FIRST_NODE, InProcessGrid, federate, flat, run_server
 
 from bcfl.engines.flower.clients import FlowerClients
 from bcfl.engines.flower.privacy import spent
-from bcfl.engines.flower.records import FLOAT, read_array
+from bcfl.engines.flower.records import DESCRIBE, FLOAT, read_array
 from bcfl.engines.simulator import Participation
 from bcfl.experiment.config import Config, load_config, parse_config
 from bcfl.experiment.problem import load_data
@@ -501,6 +501,29 @@ def test_too_few_answers_stop_the_run_and_a_new_one_goes_on_from_there(tmp_path:
     run_server(grid, run_config)
     assert 1 not in asked  # the first round is not done again
     assert_same(load_result(tmp_path / "run"), start(config, None, num_workers=1))
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"vector-length": 7}, r"the model has \d+ numbers, but at the client 7"),
+        ({"shapes": ["3×3"]}, r"the model's tensor 1 is \d+×64, but at the client 3×3"),
+        ({"shapes": "64"}, "shapes must be a list of str"),
+    ],
+)
+def test_a_client_with_another_model_is_left_out(
+    said: dict[str, Any], says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoil(question: Message, answer: Message) -> Message:
+        answered = answer.content.config_records["answer"] if question.metadata.message_type == DESCRIBE else {}
+        if answered.get("client") == 1:
+            answered.update(said)
+        return answer
+
+    result = federate(config_of("fedavg", 1), NUM_CLIENTS, tmp_path / "run", spoil, wait=0.0)
+    assert re.search(says, caplog.text)
+    accuracy = result.history[1]["client_accuracy"]
+    assert [one is None for one in accuracy] == [False, True, False, False]
 
 
 def test_too_few_clients_stop_the_run_before_anything_is_asked(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What one client does when it is asked: the same in every engine, so that every engine gives the same numbers."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,6 +29,7 @@ class Layout:
     num_evaluated: int  # what a forward pass needs: parameters and BatchNorm statistics
     num_statistics: int  # all that follows the parameters
     variances: tuple[slice, ...]  # where BatchNorm's running variances are
+    shapes: tuple[str, ...]  # of parameters and statistics, in their order: "100×50"
 
     @property
     def length(self) -> int:
@@ -37,12 +39,21 @@ class Layout:
         """How many numbers a belief is when it travels: its precision counts only where curvature is learned."""
         return self.length + (self.num_parameters if curvature else 0)
 
+    def refuse_other(self, length: int, shapes: Sequence[str], where: str) -> None:
+        """Nothing happens if, as far as length and shapes can tell, a vector means here what it means there."""
+        if length != self.length:
+            raise ValueError(f"the model has {self.length} numbers, but {where} {length}")
+        for number, (here, there) in enumerate(itertools.zip_longest(self.shapes, shapes, fillvalue="missing"), 1):
+            if here != there:
+                raise ValueError(f"the model's tensor {number} is {here}, but {where} {there}")
+
 
 def layout_of(model: FlatModel, training: Training) -> Layout:
     """The layout of the vectors by which a run with this model and training exchanges beliefs."""
     carried = model.num_parameters if training.momentum_state == "belief" else 0
+    num_statistics = model.num_statistics + carried
     return Layout(
-        model.num_parameters, model.num_last_layer, len(model.vector), model.num_statistics + carried, model.variances
+        model.num_parameters, model.num_last_layer, len(model.vector), num_statistics, model.variances, model.shapes
     )
 
 

@@ -44,6 +44,7 @@ class CountedClients(Clients, Protocol):
 class Engine(Protocol):
     """Whoever answers for the clients: the simulator, or a real federation."""
 
+    layout: Layout
     momentum: dict[int, dict[int, Tensor]]  # what clients keep, where the engine keeps it for them
 
     def begin(self, round_index: int) -> CountedClients: ...
@@ -121,7 +122,7 @@ def resume(
             _resumable(folder, _how_to_resume(config, folder)),
         ):
             if checkpoint:
-                _refuse_other_length(checkpoint, engine.layout, path)
+                _refuse_other_model(checkpoint, engine.layout, path)
             _go_back(folder, standing, device)
             if not folder.has("manifest.json"):  # stopped before its first round
                 _describe(folder, _split(config, problem.data), device)
@@ -216,6 +217,8 @@ def run_on(
             now = split.get(key)
             if None not in (value, now) and value != now:  # None: not known, as the groups while a client is away
                 raise ValueError(f"the run in {out} was begun with other clients: {key} was {value}, now {now}")
+        if standing.checkpoint:
+            _refuse_other_model(standing.checkpoint, engine.layout, out)
         _go_back(folder, standing)
         return _rounds(config, problem, engine, folder, standing.checkpoint, observers)
 
@@ -257,7 +260,7 @@ def _rounds(
         history.append({"round": 0, "work": clients.work.as_dict()})
         if folder:
             folder.append("rounds.jsonl", history[0])
-            folder.save_checkpoint(Checkpoint(0, state, engine.momentum))
+            folder.save_checkpoint(Checkpoint(0, state, engine.momentum, engine.layout.shapes))
         first = 1
     else:
         assert folder is not None
@@ -284,7 +287,7 @@ def _rounds(
             folder.append("associations.jsonl", _info_record(index, info))
             folder.append("timings.jsonl", {"round": index, "seconds": seconds})
             if index % experiment.checkpoint_every == 0 or index == experiment.rounds:
-                folder.save_checkpoint(Checkpoint(index, state, engine.momentum))
+                folder.save_checkpoint(Checkpoint(index, state, engine.momentum, engine.layout.shapes))
         for observer in observers:
             observer.round_done(record, seconds)
     groups = [problem.data.group_in(index) for index in range(1, experiment.rounds + 1)]
@@ -370,7 +373,7 @@ def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
 def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, factory: ModelFactory | None) -> Result:
     factory = factory or model_factory(config)
     probe = FlatModel(build(factory, config.experiment.seed, "probe"))
-    _refuse_other_length(checkpoint, layout_of(probe, config.training), folder.path)
+    _refuse_other_model(checkpoint, layout_of(probe, config.training), folder.path)
     kept = folder.read("manifest.json")
     groups = [groups_in(kept, index) for index in range(1, config.experiment.rounds + 1)]
     return Result(
@@ -385,10 +388,9 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
     )
 
 
-def _refuse_other_length(checkpoint: Checkpoint, layout: Layout, path: Path) -> None:
-    """Nothing happens if the model's vectors are as long as those of the run."""
-    if (length := checkpoint.state.models.mean.shape[1]) != layout.length:
-        raise ValueError(f"the model has {layout.length} numbers, but in the run in {path} it had {length}")
+def _refuse_other_model(checkpoint: Checkpoint, layout: Layout, path: Path) -> None:
+    length = checkpoint.state.models.mean.shape[1]
+    layout.refuse_other(length, checkpoint.shapes or layout.shapes, f"in the run in {path}")
 
 
 def environment(device: str = "cpu") -> dict[str, str]:

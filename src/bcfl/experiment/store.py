@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Checkpoint:
     round: int
     state: Hypotheses
     momentum: dict[int, dict[int, Tensor]]  # what clients keep, for momentum_state = "client"
+    shapes: Sequence[str] = ()  # of the model's tensors; none in a run of before they were noted
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class RunFolder:
         for client, kept in checkpoint.momentum.items():
             # A client may go on with the momentum that it kept last, so their order is part of the state.
             tensors |= {f"momentum.{client}.{i}.{belief}": kept[belief] for i, belief in enumerate(kept)}
-        meta = {"round": str(checkpoint.round), "sizes": json.dumps(sizes)}
+        meta = {"round": str(checkpoint.round), "sizes": json.dumps(sizes), "shapes": json.dumps(checkpoint.shapes)}
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, save(tensors, {**meta, "digest": _digest(tensors, meta)}))
@@ -215,7 +216,8 @@ class RunFolder:
         momentum: dict[int, dict[int, Tensor]] = {}
         for client, _, belief, name in sorted(kept):
             momentum.setdefault(client, {})[belief] = tensors.pop(name)
-        return Checkpoint(int(meta["round"]), state_from_tensors(tensors), momentum), sizes
+        shapes = json.loads(meta.get("shapes", "[]"))
+        return Checkpoint(int(meta["round"]), state_from_tensors(tensors), momentum, shapes), sizes
 
     def _sync_log(self, name: str) -> int:
         with (self.path / name).open("ab") as file:

@@ -174,8 +174,8 @@ class FlowerEngine:
     def _read_member(self, position: int, content: RecordDict) -> tuple[int, Member]:
         said = settings_of(content, "answer")
         client = whole_number(said, "client", 0, self.num_clients - 1)
-        if (length := whole_number(said, "vector-length", 1, 2**62)) != self.layout.length:
-            raise ValueError(f"its model has vectors of {length} numbers, the server's of {self.layout.length}")
+        length, shapes = whole_number(said, "vector-length", 1, 2**62), list_of(said, "shapes", str)
+        self.layout.refuse_other(length, [one_line(shape) for shape in shapes], "at the client")
         num_classes = whole_number(said, "num-classes", 1, 2**20)
         if self.num_classes not in (None, num_classes):
             raise ValueError(f"its model tells {num_classes} classes apart, the others' {self.num_classes}")

@@ -44,10 +44,12 @@ class Respondent:
     later: Later | None = None  # where its data change in mid-run
 
     def describe(self) -> RecordDict:
+        layout = layout_of(self.model, self.client.training)
         answer: dict[str, Any] = {
             "client": self.client.index,
             "num-classes": self.num_classes,
-            "vector-length": layout_of(self.model, self.client.training).length,
+            "vector-length": layout.length,
+            "shapes": list(layout.shapes),
             **self._sizes(self.client, self.group),
         }
         said = RecordDict({"answer": ConfigRecord(answer)})
