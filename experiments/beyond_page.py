@@ -104,7 +104,8 @@ def placed(records: Predicted) -> list[str]:
     """How often a newcomer is placed with its true group, and how sure it is said to be, by its number of examples."""
     rows: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
-        rows[record["data"], record["method"]].append(record)
+        seen = "" if record["held_out"] else " (clients of the run)"
+        rows[record["data"] + seen, record["method"]].append(record)
     lines = []
     for (data, method), runs in sorted(rows.items()):
         for key, title in (("accuracy", "placed rightly"), ("confidence", "stated"), ("ece", "calibration error")):

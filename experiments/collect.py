@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from left import left_to_run
 from reasons import read_reasons
 from results_page import page
 from runs import finished, parser_for
@@ -48,7 +49,7 @@ def results_page(root: Path) -> str:
     newcomers: list[dict[str, Any]] = []  # by newcomers.py
     for path in sorted((results / "predictive").glob("*.json")):
         (newcomers if path.name.startswith("newcomers-") else predicted).extend(json.loads(path.read_text()))
-    return page(records, paper, reasons, preface, predicted, newcomers)
+    return page(records, paper, reasons, preface, left_to_run(experiments, results), predicted, newcomers)
 
 
 def write_results(root: Path) -> None:

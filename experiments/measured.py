@@ -19,12 +19,15 @@ Record = Mapping[str, Any]  # what results/*.json holds
 Problem = tuple[str, str]  # data set and how it is split, as headings name them
 
 STATED_STEPS, STATED_ROUNDS = 10, 100  # the paper's, per client
+STATED = {"training.local_steps": STATED_STEPS, "experiment.rounds": STATED_ROUNDS}
+ENOUGH_SEEDS = 3  # from fewer no order of methods is claimed
 SCORED = 1 / 3  # what scoring an example costs of training on it: a forward pass, against one forward and one backward
 BYTES = {"parameters_down": 4, "parameters_up": 4, "scalars_up": 8}  # of a number sent
-PUBLISHED_SPLIT = "label(4,10,0.1), the published split"
-OWN_SPLITS = "label(4,10,0.1), our own splits (one per seed)"
-# Settings that are told wherever they are another than this.
-TOLD = {"method.fusion": BCFL.fusion, "method.racing": BCFL.racing}
+PUBLISHED_KEY = "label(4,10,0.1)"  # how the paper's tables call the split that the published scripts draw
+PUBLISHED_SPLIT = f"{PUBLISHED_KEY}, the published split"
+OWN_SPLITS = f"{PUBLISHED_KEY}, our own splits (one per seed)"
+# Settings that are told wherever they are another than this: our defaults, and of FedAMP what the paper's runs had.
+TOLD = {"method.fusion": BCFL.fusion, "method.racing": BCFL.racing, "method.attention": "cosine"}
 MEASURES = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 
 
@@ -82,6 +85,11 @@ class Row:
     def by_seed(self, key: str) -> dict[int, float]:
         return {run["result"]["seed"]: 100 * run["result"][key] for run in self.runs}
 
+    def by_seed_within(self, budget: float, key: str) -> dict[int, float]:
+        """What the runs had when their clients had worked as much as that; those that were not tested by then lack."""
+        at = [(run, last_within(run, budget)) for run in self.runs]
+        return {run["result"]["seed"]: 100 * run["by_round"][key][place - 1] for run, place in at if place is not None}
+
     def spent(self, key: str) -> list[float]:
         """What a client has spent by the end of every round, round 0 first, as a mean over clients and seeds."""
         sums = zip(*(accumulate(run["work_by_round"][key]) for run in self.runs), strict=True)
@@ -91,11 +99,11 @@ class Row:
     def bytes_per_client(self) -> float:
         return sum(size * self.spent(key)[-1] for key, size in BYTES.items())
 
-    def first_round_at(self, key: str, percent: float) -> int | None:
-        """The first round at which the mean over seeds is as high as that, rounded as it is printed."""
+    def rounds_at(self, key: str, percent: float) -> list[int]:
+        """The rounds at which the mean over seeds is as high as that, rounded as it is printed."""
         curves = zip(*(run["by_round"][key] for run in self.runs), strict=True)
         means = [None if None in values else 100 * fmean(values) for values in curves]
-        return next((i for i, mean in enumerate(means, 1) if mean is not None and round(mean, 2) >= percent), None)
+        return [i for i, mean in enumerate(means, 1) if mean is not None and round(mean, 2) >= percent]
 
 
 def paper_numbers(rows: Iterable[Mapping[str, str]]) -> Paper:
@@ -113,7 +121,7 @@ def paper_numbers(rows: Iterable[Mapping[str, str]]) -> Paper:
 def problem_of(record: Record) -> Problem:
     """The data set and how it is split, in words for a heading."""
     data = record["config"]["data"]
-    split = {"label(4,10,0.1)": OWN_SPLITS}.get(data["partition"], data["partition"])
+    split = {PUBLISHED_KEY: OWN_SPLITS}.get(data["partition"], data["partition"])
     if data["partition"] == "file":
         published = Path(data["partition_file"]).as_posix().endswith(f"experiments/splits/{data['name']}.npz")
         split = PUBLISHED_SPLIT if published else f"the split in {Path(data['partition_file']).name}"
@@ -141,7 +149,7 @@ def with_clusters(records: Iterable[Record], clusters: int | None) -> list[Recor
 def paper_key(problem: Problem, clusters: int | None) -> tuple[str, str, int]:
     """Where the paper's numbers are: it has none for splits of our own, whose heading it does not know."""
     name, split = problem
-    return name, "label(4,10,0.1)" if split == PUBLISHED_SPLIT else split, clusters or 0
+    return name, PUBLISHED_KEY if split == PUBLISHED_SPLIT else split, clusters or 0
 
 
 def main_clusters(problem: Problem, records: Iterable[Record], paper: Paper) -> int | None:
@@ -192,10 +200,9 @@ def last_within(record: Record, budget: float) -> int | None:
     return max(fits, default=None)
 
 
-def paired_gaps(a: Row, b: Row, key: str) -> list[float]:
+def paired_gaps(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
     """By how many percent the first is better, for each seed that both have."""
-    of_a, of_b = a.by_seed(key), b.by_seed(key)
-    return [of_a[seed] - of_b[seed] for seed in sorted(a.seeds & b.seeds)]
+    return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
 
 
 def paired_p(gaps: Sequence[float]) -> float:

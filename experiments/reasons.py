@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from measured import STATED_STEPS, TOLD, Row, setting_of
+from measured import STATED, TOLD, Row, setting_of
 
 # What the runs of a row have where a reason does not say otherwise.
-USUAL = {**TOLD, "training.local_steps": STATED_STEPS}
+USUAL = {**TOLD, **STATED}
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from statistics import fmean, stdev
 
 from beyond_page import Predicted, beyond, is_drift
 from measured import (
+    ENOUGH_SEEDS,
     MEASURES,
     STATED_ROUNDS,
     STATED_STEPS,
@@ -38,7 +40,6 @@ from bcfl.local import Training
 from bcfl.methods import make_method, remarks
 
 LEVEL = 0.05
-ENOUGH_SEEDS = 3
 TOO_FEW_SEEDS = "fewer than three common seeds, so no order is claimed"
 STUDIES = (
     "Tested on a fifth of the clients' training data, which is kept from training (`data.validation = 0.2`); test data "
@@ -51,6 +52,7 @@ def page(
     paper_rows: Iterable[Mapping[str, str]],
     reasons: Sequence[Reason],
     preface: str,
+    left: Sequence[str] = (),
     predicted: Predicted = (),
     newcomers: Predicted = (),
 ) -> str:
@@ -74,7 +76,7 @@ def page(
         lines += section(problem, clusters, rows_of(with_clusters(own, clusters)), paper, reasons)
     for problem, own in problems.items():
         lines += sensitivity(problem, own, paper, reasons)
-    lines += [*beyond(tested, paper, predicted, newcomers), *defaults(studied)]
+    lines += [*beyond(tested, paper, predicted, newcomers), *defaults(studied), *left]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -118,8 +120,10 @@ def equal_rounds(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed
 def _reached(row: Row, key: str, theirs: Printed | None) -> str:
     if theirs is None:
         return ""
-    found = row.first_round_at(key, theirs.value)
-    return "not reached" if found is None else f"round {found}, {row.spent('local_steps')[found]:,.0f} steps"
+    if not (found := row.rounds_at(key, theirs.value)):
+        return "not reached"
+    ends = ", but not at the end" if shortfall(row.finals(key), theirs) else ""
+    return f"round {found[0]}, {row.spent('local_steps')[found[0]]:,.0f} steps{ends}"
 
 
 def below_paper(
@@ -135,7 +139,7 @@ def below_paper(
         parts = []
         for key, title in MEASURES.items():
             theirs, ours = printed.get(row.method, {}).get(key), row.finals(key)
-            if theirs is None or not (gap := shortfall(row, key, theirs)):
+            if theirs is None or not (gap := shortfall(ours, theirs)):
                 continue
             spread = f"our own is {stdev(ours):.2f}" if len(ours) > 1 else "one seed here has none"
             if theirs.deviation is None:
@@ -162,12 +166,16 @@ def published_budget(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Pri
         theirs = STATED_STEPS * STATED_ROUNDS * m * (clients + m - 1) / clients
         parts = []
         for key, title in MEASURES.items():
-            found = row.first_round_at(key, printed[row.method][key].value)
-            if found is None:
-                parts.append(f"the paper's {title} is not reached with {row.spent('local_steps')[-1]:,.0f}")
-            else:
-                own = row.spent("local_steps")[found]
-                parts.append(f"the paper's {title} is reached with {own:,.0f} ({own / theirs:.0%} of that)")
+            number, spent = printed[row.method][key], row.spent("local_steps")
+            if not (found := row.rounds_at(key, number.value)):
+                parts.append(f"the paper's {title} is not reached with {spent[-1]:,.0f}")
+                continue
+            parts.append(
+                f"the paper's {title} is reached with {spent[found[0]]:,.0f} ({spent[found[0]] / theirs:.0%} of that)"
+            )
+            if shortfall(row.finals(key), number):
+                since = row.runs[0]["result"]["rounds"] - found[0] + 1
+                parts[-1] += f", but only in {len(found)} of the {since} rounds from there on, not in the last"
         sentences.append(f"- {row.label}: about {theirs:,.0f} there; here {', '.join(parts)}.")
     head = "Steps per client, against those of the published code, which trains these rows more than the paper states:"
     return [head, "", *sentences, ""] if sentences else []
@@ -175,22 +183,25 @@ def published_budget(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Pri
 
 def order_of_methods(rows: Sequence[Row]) -> list[str]:
     """Which differences are sure: paired t-tests over common seeds, at least three, with Holm's correction."""
-    pairs = [(a, b) for a, b in combinations(rows, 2) if len(a.seeds & b.seeds) >= ENOUGH_SEEDS]
-    if not pairs:
-        return ["Fewer than three common seeds: no order is claimed."]
     lines = [
-        f"Order of the methods, by paired t-tests over common seeds with Holm's correction (pairs: {len(pairs)}):",
-        "",
+        f"- {title}{sure}" for key, title in MEASURES.items() if (sure := _sure(rows, partial(Row.by_seed, key=key)))
     ]
-    for key, title in MEASURES.items():
-        gaps = [paired_gaps(a, b, key) for a, b in pairs]
-        sure = []
-        for (a, b), gap, p in zip(pairs, gaps, holm([paired_p(gap) for gap in gaps]), strict=True):
-            if p < LEVEL:
-                better, worse = (a, b) if fmean(gap) > 0 else (b, a)
-                sure.append(f"{better.label} > {worse.label} ({f'p = {p:.3f}' if p >= 0.001 else 'p < 0.001'})")
-        lines.append(f"- {title}: " + ("; ".join(sure) or f"no difference with p < {LEVEL}, no order is claimed") + ".")
-    return lines
+    head = "Order of the methods, by paired t-tests over common seeds with Holm's correction:"
+    return [head, "", *lines] if lines else ["Fewer than three common seeds: no order is claimed."]
+
+
+def _sure(rows: Sequence[Row], values_of: Callable[[Row], Mapping[int, float]]) -> str:
+    """Of which pairs it is sure, by these values of theirs by seed, that one is better; nothing without such pairs."""
+    values = [(row.label, values_of(row)) for row in rows]
+    pairs = [(a, b) for a, b in combinations(values, 2) if len(a[1].keys() & b[1].keys()) >= ENOUGH_SEEDS]
+    gaps = [paired_gaps(a[1], b[1]) for a, b in pairs]
+    sure = []
+    for (a, b), gap, p in zip(pairs, gaps, holm([paired_p(gap) for gap in gaps]), strict=True):
+        if p < LEVEL:
+            better, worse = (a, b) if fmean(gap) > 0 else (b, a)
+            sure.append(f"{better[0]} > {worse[0]} ({f'p = {p:.3f}' if p >= 0.001 else 'p < 0.001'})")
+    found = "; ".join(sure) or f"no difference with p < {LEVEL}, no order is claimed"
+    return f" (pairs: {len(pairs)}): {found}." if pairs else ""
 
 
 def equal_work(rows: Sequence[Row]) -> list[str]:
@@ -215,7 +226,18 @@ def equal_work(rows: Sequence[Row]) -> list[str]:
         cells = [row.label, f"{row.spent('local_steps')[-1]:,.0f}", f"{row.spent('scored_examples')[-1]:,.0f}"]
         cells += [f"{fmean(client_work(run)[-1] for run in row.runs):,.0f}", f"{row.bytes_per_client / 1e6:,.0f}"]
         lines.append([*cells, *(_at_budget(row, budget) for budget in budgets.values())])
-    return ["At equal client work:", "", *table(columns, lines), ""]
+    return ["At equal client work:", "", *table(columns, lines), "", *_order_at(rows, budgets)]
+
+
+def _order_at(rows: Sequence[Row], budgets: Mapping[str, float]) -> list[str]:
+    """Which differences are sure where clients have worked alike: tested as at the end of the runs."""
+    lines = [
+        f"- at {name}'s work, {title}{sure}"
+        for name, budget in budgets.items()
+        for key, title in MEASURES.items()
+        if (sure := _sure(rows, partial(Row.by_seed_within, budget=budget, key=key)))
+    ]
+    return ["Order of the methods at equal client work, by the same tests:", "", *lines, ""] if lines else []
 
 
 def _at_budget(row: Row, budget: float) -> str:
@@ -247,6 +269,8 @@ def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper, reaso
         lines += [f"{title[0].upper()}{title[1:]}, the paper's in brackets:", ""]
         shown = [[label, *(own.get(k, "") for k in counts)] for label, own in cells.items() if len(own) > 1]
         lines += [*table(["method", *(f"K = {clusters}" for clusters in counts)], shown), ""]
+    if alike := [row.label for row in rows if clusters_of(row.runs[0]) is None]:
+        lines += [f"The same runs at every K, as they have no clusters, and told of above: {', '.join(alike)}.", ""]
     main = main_clusters(problem, records, paper)  # whose rows have a section of their own, with those without a K
     for clusters in counts:
         if clusters != main:
@@ -299,7 +323,7 @@ def verdict(rows: Sequence[Row]) -> str:
         return "The default is not among them yet."
     if default is best:
         return f"The default is the best of {len(rows)} by accuracy; {_surely_better(default, rows[1:])}."
-    gaps = paired_gaps(best, default, "accuracy")
+    gaps = paired_gaps(best.by_seed("accuracy"), default.by_seed("accuracy"))
     gap = fmean(best.finals("accuracy")) - fmean(default.finals("accuracy"))
     if len(gaps) < ENOUGH_SEEDS:
         sure = TOO_FEW_SEEDS
@@ -312,7 +336,7 @@ def verdict(rows: Sequence[Row]) -> str:
 
 def _surely_better(default: Row, others: Sequence[Row]) -> str:
     """Of how many of the others that is more than chance."""
-    gaps = [paired_gaps(default, row, "accuracy") for row in others]
+    gaps = [paired_gaps(default.by_seed("accuracy"), row.by_seed("accuracy")) for row in others]
     if min(map(len, gaps), default=0) < ENOUGH_SEEDS:
         return TOO_FEW_SEEDS
     sure = sum(p < LEVEL for p in holm([paired_p(gap) for gap in gaps]))

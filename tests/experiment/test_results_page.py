@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from beyond_page import how_many
 from collect import WORK, compact, results_page, write_results
+from left import left_to_run
 from measured import Printed, client_work, holm, last_within, paired_p, paper_numbers, problem_of, rows_of
 from reasons import Reason, read_reasons
 from results_page import below_paper, defaults, equal_work, order_of_methods, page, published_budget, sensitivity
@@ -19,7 +20,7 @@ from tables import show
 from bcfl.data.datasets import DIGITS_FIVE
 from bcfl.experiment.config import load_config
 from bcfl.experiment.run import start
-from bcfl.experiment.sweep import expand
+from bcfl.experiment.sweep import expand, plan
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "experiments").glob("*.toml"))
@@ -51,6 +52,9 @@ def record(
             "by_round": {"accuracy": accuracy, "macro_f1": half}}  # fmt: skip
 
 
+ONE_ROUND = {"experiment.rounds": 1}
+
+
 def printed() -> Any:
     return PAPER["cifar10", "label(4,10,0.1)", 4]
 
@@ -72,7 +76,7 @@ def test_runs_are_averaged_over_seeds_only() -> None:
 
 def test_a_row_below_the_papers_says_by_how_much_and_why() -> None:
     rows = rows_of([record("fedavg", [0.396]), record("bcfl-mh-3", [0.4], seed=0), record("bcfl-mh-3", [0.5], seed=1)])
-    lines = below_paper("Here", rows, printed(), [Reason("Here", "bcfl-mh-3", [0, 1], "It was raining.")])
+    lines = below_paper("Here", rows, printed(), [Reason("Here", "bcfl-mh-3", [0, 1], "It was raining.", ONE_ROUND)])
     assert lines[2:-1] == [
         "- fedavg: accuracy 39.60 is 0.40 below the paper's 40.00 ± 0.50 (within the paper's standard deviation, "
         "one seed here has none); macro F1 19.80 is 1.70 below the paper's 21.50 (the paper gives no standard "
@@ -98,27 +102,60 @@ def test_a_row_of_the_paper_stands_where_its_mean_over_seeds_does(accuracy: list
     paper = {("here", "so", 4): {"bcfl-mh-3": printed()["bcfl-mh-3"]}}
     rows = rows_of([record("bcfl-mh-3", [value], seed=seed) for seed, value in enumerate(accuracy)])
     line = in_short(paper, {("here", "so", 4): rows})[-2]
-    assert line.split(" | ")[1 + STANDINGS.index(stands)].strip(" |") == "all 1"
+    found = line.split(" | ")[1 + STANDINGS.index(stands)].strip(" |")
+    seeds = {1: "¹", 2: "²"}.get(len(accuracy), "")
+    assert found == (f"bcfl-mh-3{seeds} (rounds 1)" if accuracy else "all 1")
 
 
 @pytest.mark.parametrize(("accuracy", "gap"), [(0.42, 0.0), (0.39996, 0.0), (0.39994, 0.01), (0.39, 1.0)])
 def test_a_row_falls_short_by_what_is_printed(accuracy: float, gap: float) -> None:
-    assert shortfall(rows_of([record("fedavg", [accuracy])])[0], "accuracy", Printed(40.0, None)) == gap
+    assert shortfall(rows_of([record("fedavg", [accuracy])])[0].finals("accuracy"), Printed(40.0, None)) == gap
 
 
-def test_the_nearest_of_several_settings_counts_and_without_a_deviation_nothing_is_near() -> None:
-    with_steps = {"settings": ["training.local_steps=20"]}
-    rows = rows_of([record("bcfl-mh-3", [0.2]), record("bcfl-mh-3", [0.7], **with_steps), record("fedavg", [0.425])])
-    *_, line, _ = in_short(PAPER, {("cifar10", "label(4,10,0.1)", 4): rows})
-    named = "bcfl-mh-3 (local_steps 20, rounds 1) |  | fedavg (rounds 1)"  # the work that is not as the paper states
-    assert line == f"| cifar10, label(4,10,0.1), K = 4 | {named} |  |"
+def standings(*runs: dict[str, Any]) -> str:
+    """The line of the paper's table, after its name."""
+    lines = in_short(PAPER, {("cifar10", "label(4,10,0.1)", 4): rows_of(runs)})
+    return next(line for line in lines if line.startswith("| cifar10")).partition("K = 4 | ")[2]
+
+
+def test_the_stated_work_counts_and_more_of_it_is_only_told() -> None:
+    more = record("bcfl-mh-3", [0.7], settings=["training.local_steps=20"])
+    # Without a deviation in the paper nothing is near: FedAvg's F1 is 0.25 below it.
+    assert standings(record("bcfl-mh-3", [0.2]), more, record("fedavg", [0.425])) == (
+        " |  | fedavg¹ (rounds 1), bcfl-mh-3¹ (rounds 1; reached with local_steps 20¹) |  |"
+    )
+    assert standings(more) == "bcfl-mh-3¹ (local_steps 20, rounds 1) |  |  | fedavg |"
 
 
 def test_a_lucky_seed_with_other_settings_takes_no_place_of_several_seeds() -> None:
-    seeds = [record("fedavg", [0.1], seed=seed) for seed in (0, 1)]
-    rows = rows_of([*seeds, record("fedavg", [0.9], settings=["training.local_steps=20"])])
-    *_, line, _ = in_short(PAPER, {("cifar10", "label(4,10,0.1)", 4): rows})
-    assert line == "| cifar10, label(4,10,0.1), K = 4 |  |  | fedavg (rounds 1) | bcfl-mh-3 |"
+    seeds = [record("bcfl-mh-3", [0.1], seed=seed) for seed in (0, 1, 2)]
+    lucky = record("bcfl-mh-3", [0.9], settings=["method.racing=0.01"])
+    assert standings(*seeds, lucky) == " |  | bcfl-mh-3 (rounds 1) | fedavg |"
+    assert standings(*seeds[:1], lucky) == "bcfl-mh-3¹ (racing 0.01, rounds 1) |  |  | fedavg |"
+
+
+def test_a_row_that_stands_elsewhere_by_its_last_rounds_is_told() -> None:
+    lucky = record("fedavg", [*[0.3] * 9, 0.9])
+    *_, line, _ = in_short(PAPER, {("cifar10", "label(4,10,0.1)", 4): rows_of([lucky])})
+    assert line == "- cifar10, label(4,10,0.1), K = 4: fedavg below it (36.00, 18.00), not at or above it."
+    steady = record("fedavg", [0.9] * 10)
+    assert not any(
+        "elsewhere" in line for line in in_short(PAPER, {("cifar10", "label(4,10,0.1)", 4): rows_of([steady])})
+    )
+
+
+def test_what_is_left_to_run_is_told_by_file_and_method(tmp_path: Path) -> None:
+    sweep = '[sweep]\nmethods = ["fedavg", "bcfl-g", "wecfl"]\nseeds = [0, 1]\n'
+    (tmp_path / "a.toml").write_text(sweep)
+    (tmp_path / "newcomers-b.toml").write_text(sweep)  # measured elsewhere
+    assert left_to_run(tmp_path, tmp_path)[-2] == "| `a.toml` | 6 of 6 | all |  |"
+    planned = plan(expand([tmp_path / "a.toml"]), tmp_path)
+    for run in planned[:4]:
+        run.path.with_name(f"{run.path.name}.json").touch()
+    assert [run.config.label for run in planned[4:]] == ["digits-bcfl-g-s1", "digits-wecfl-s1"]
+    assert left_to_run(tmp_path, tmp_path)[-2] == "| `a.toml` | 2 of 6 |  | bcfl-g 1 of 2, wecfl 1 of 2 |"
+    planned[0].path.with_name(f"{planned[0].path.name}.json").unlink()
+    assert left_to_run(tmp_path, tmp_path)[-2].endswith("| 3 of 6 |  | fedavg 1 of 2, bcfl-g 1 of 2, wecfl 1 of 2 |")
 
 
 def test_a_mean_of_the_last_rounds_is_told_only_where_all_of_them_were_tested() -> None:
@@ -127,7 +164,7 @@ def test_a_mean_of_the_last_rounds_is_told_only_where_all_of_them_were_tested() 
 
 
 def test_a_reason_belongs_to_the_runs_about_which_it_was_written() -> None:
-    reason = Reason("Here", "bcfl-g", [0], "It was raining.", {"training.local_steps": 20})
+    reason = Reason("Here", "bcfl-g", [0], "It was raining.", {"training.local_steps": 20, **ONE_ROUND})
     more = record("bcfl-g", [0.1], settings=["training.local_steps=20"])
     (row,) = rows_of([more])
     assert reason.fits("Here", row)
@@ -138,6 +175,8 @@ def test_a_reason_belongs_to_the_runs_about_which_it_was_written() -> None:
     assert not reason.fits("Here", joined)
     (pooled,) = rows_of([record("bcfl-g", [0.1], settings=["training.local_steps=20", "method.fusion=pooled"])])
     assert not reason.fits("Here", pooled)
+    (longer,) = rows_of([record("bcfl-g", [0.1, 0.1], settings=["training.local_steps=20"])])
+    assert not reason.fits("Here", longer)
 
 
 def test_every_reason_is_told() -> None:
@@ -159,14 +198,15 @@ def test_a_run_that_was_only_looked_at_at_other_times_counts_once() -> None:
 
 def test_with_how_much_work_a_number_is_reached() -> None:
     (row,) = rows_of([record("bcfl-mh-3", [0.3, None, 0.51, 0.62, 0.55], steps=60)])
-    assert row.first_round_at("accuracy", 50.0) == 3
-    assert row.first_round_at("accuracy", 63.0) is None
+    assert row.rounds_at("accuracy", 50.0) == [3, 4, 5]
+    assert row.rounds_at("accuracy", 63.0) == []
     assert row.spent("local_steps") == [0, 15, 30, 45, 60, 75]  # of each of four clients
     *_, sentence, _ = published_budget([row], printed())
     # M(C+M−1)/C = 4.5 times 10 steps in each of 100 rounds.
     assert sentence == (
         "- bcfl-mh-3: about 4,500 there; here the paper's accuracy is reached with 45 (1% of that), "
-        "the paper's macro F1 is reached with 60 (1% of that)."
+        "the paper's macro F1 is reached with 60 (1% of that), but only in 1 of the 2 rounds from there on, "
+        "not in the last."
     )
     missed = published_budget(rows_of([record("bcfl-mh-3", [0.4], steps=60)]), printed())[2]
     assert "the paper's accuracy is not reached with 15," in missed
@@ -210,11 +250,22 @@ def test_an_order_is_claimed_only_where_it_is_sure() -> None:
         record(name, [value + 0.01 * noise.random()], seed=seed) for seed in range(4) for name, value in values.items()
     ])  # fmt: skip
     _, _, accuracy, f1 = order_of_methods(rows)
-    assert accuracy.startswith("- accuracy: ifca > local (p < 0.001); fedavg > local (p < 0.001).")
-    assert f1.startswith("- macro F1: ifca > local (p < 0.001")
+    assert accuracy == "- accuracy (pairs: 3): ifca > local (p < 0.001); fedavg > local (p < 0.001)."
+    assert f1.startswith("- macro F1 (pairs: 3): ifca > local (p < 0.001")
     close = order_of_methods([row for row in rows if row.method != "local"])
-    assert "(pairs: 1)" in close[0]
-    assert close[2] == "- accuracy: no difference with p < 0.05, no order is claimed."
+    assert close[2] == "- accuracy (pairs: 1): no difference with p < 0.05, no order is claimed."
+
+
+def test_an_order_at_equal_work_is_that_of_what_the_work_has_bought() -> None:
+    curves = {"fedavg": [0.1, 0.2, 0.3], "bcfl-g": [0.3, 0.6, 0.9]}  # BCFL-G works three times as much a round
+    rows = rows_of([
+        record(name, [value + seed / 1000 for value in curve], seed=seed, steps=40 if name == "fedavg" else 120)
+        for name, curve in curves.items()
+        for seed in range(3)
+    ])  # fmt: skip
+    lines = equal_work(rows)
+    assert "- at FedAvg's work, accuracy (pairs: 1): no difference with p < 0.05, no order is claimed." in lines
+    assert "- at BCFL-G's work, accuracy (pairs: 1): bcfl-g > fedavg (p < 0.001)." in lines
 
 
 def test_paired_t_test_and_holms_correction() -> None:
@@ -251,7 +302,7 @@ def test_rows_of_another_k_are_told_to_be_below_the_papers_too() -> None:
     problem = problem_of(runs[0])
     numbers = {"accuracy": Printed(75.0, None), "macro_f1": Printed(30.0, None)}
     paper = {("cifar10", "label(4,10,0.1)", k): {"bcfl-g": numbers} for k in (4, 2)}
-    reason = Reason(f"{', '.join(problem)}, K = 2", "bcfl-g", [0], "It was raining.")
+    reason = Reason(f"{', '.join(problem)}, K = 2", "bcfl-g", [0], "It was raining.", ONE_ROUND)
     lines = sensitivity(problem, runs, paper, [reason])
     # The rows of K = 4, the first of the paper's, are told of in a section of their own.
     assert [line for line in lines if line.startswith("Below")] == ["Below the paper's with K = 2:"]
@@ -351,9 +402,9 @@ def test_what_a_mixture_gains_stands_with_its_confidence_interval() -> None:
             for mixture in (best, other)]  # fmt: skip
     # Student's t with one degree of freedom: 12.706 standard errors, of 0.05
     assert "| digits, 20 rounds | bcfl-g | mean | 0.5000 | 0.1000 | -0.0500 ± 0.6353 | +0.0000 ± 0.0000" in page(
-        [], [], [], "", runs
+        [], [], [], "", predicted=runs
     )
-    asked = {"data": "digits", "method": "bcfl-g", "seed": 0,
+    asked = {"data": "digits", "method": "bcfl-g", "seed": 0, "held_out": True,
              "table": [{"examples": 4, "temperature": "n^0", "accuracy": 0.9, "confidence": 0.8, "ece": 0.1}],
              "predictions": [{"examples": 4, "mixture_nll": 0.3, "best_nll": 0.5, "mixture_ece": 0.2,
                               "best_ece": 0.1}]}  # fmt: skip
