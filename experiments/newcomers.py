@@ -71,7 +71,7 @@ def handfuls(values: list[Tensor], labels: list[Tensor], size: int) -> Tensor:
 
 def posterior(state: Hypotheses, score: Tensor) -> Tensor:
     """How likely each handful belongs to each cluster under each hypothesis."""  # (handful, hypothesis, cluster)
-    log_prior = cluster_log_prior(state.assignment, state.num_clusters, "uniform")
+    log_prior = cluster_log_prior(state.assignment, state.model_of, "uniform")
     return newcomer_posterior(score, state.model_of, state.log_weight, log_prior)
 
 

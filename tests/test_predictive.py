@@ -35,7 +35,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("kind", ["uniform", "size"])
 def test_a_newcomers_posterior_is_bayes_rule_written_out(kind: str) -> None:
     log_p = 5 * normal(8, 4) - 700  # (example, belief); e^-700 is all but lost in plain arithmetic
-    log_prior = cluster_log_prior(ASSIGNMENT, 3, kind)  # type: ignore[arg-type]
+    log_prior = cluster_log_prior(ASSIGNMENT, MODEL_OF, kind)  # type: ignore[arg-type]
     joint = newcomer_posterior(log_p.sum(0), MODEL_OF, LOG_WEIGHT, log_prior)
     members = [[2, 1, 0], [0, 2, 1]]
     weight = {}
@@ -51,7 +51,7 @@ def test_a_newcomers_posterior_is_bayes_rule_written_out(kind: str) -> None:
 
 def test_an_unknown_prior_is_refused() -> None:
     with pytest.raises(ValueError, match="prior must be one of uniform, size, got 'sizes'"):
-        cluster_log_prior(ASSIGNMENT, 3, "sizes")  # type: ignore[arg-type]
+        cluster_log_prior(ASSIGNMENT, MODEL_OF, "sizes")  # type: ignore[arg-type]
 
 
 def test_beliefs_that_hypotheses_share_add_up() -> None:
@@ -60,9 +60,21 @@ def test_beliefs_that_hypotheses_share_add_up() -> None:
 
 
 def test_a_known_client_is_where_its_hypotheses_say_and_an_unplaced_one_anywhere() -> None:
-    assert torch.allclose(client_joint(ASSIGNMENT, LOG_WEIGHT, 3, 1), torch.tensor([[0.7, 0, 0], [0, 0.3, 0]]).double())
-    anywhere = client_joint(ASSIGNMENT, LOG_WEIGHT, 3, 3)
+    placed = client_joint(ASSIGNMENT, MODEL_OF, LOG_WEIGHT, 1)
+    assert torch.allclose(placed, torch.tensor([[0.7, 0, 0], [0, 0.3, 0]]).double())
+    anywhere = client_joint(ASSIGNMENT, MODEL_OF, LOG_WEIGHT, 3)
     assert torch.allclose(anywhere, torch.tensor([[0.7 / 3] * 3, [0.1] * 3]).double())
+
+
+@pytest.mark.parametrize("kind", ["uniform", "size"])
+def test_a_hypothesis_with_fewer_clusters_is_no_less_likely_for_that(kind: str) -> None:
+    model_of = torch.tensor([[0, 1, 2], [3, -1, -1]])
+    assignment = torch.tensor([[0, 0, 1, -1], [0, 0, 0, -1]])
+    log_prior = cluster_log_prior(assignment, model_of, kind)  # type: ignore[arg-type]
+    joint = newcomer_posterior(torch.full((4,), -700.0), model_of, LOG_WEIGHT, log_prior)  # all explain it alike
+    assert joint.sum(1).tolist() == pytest.approx([0.7, 0.3])
+    assert joint[1].tolist() == pytest.approx([0.3, 0, 0])
+    assert client_joint(assignment, model_of, LOG_WEIGHT, 3).sum(1).tolist() == pytest.approx([0.7, 0.3])
 
 
 def test_only_the_chosen_parameters_vary() -> None:

@@ -157,7 +157,7 @@ def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tupl
     if data.drift is not None and data.group is not None:
         source = int(data.drift.source[own])
         train, test = held_by(source)
-        later = Later(data.drift.round, replace(who, train=train, test=test), int(data.group[source]))
+        later = Later(data.drift.round, replace(who, train=train, test=test, holder=source), int(data.group[source]))
     # Beside Flower's own files of this node, so that it outlives runs.
     ledger = Ledger(Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / f"privacy-client-{index}.json")
     privacy = privacy_from(node)

@@ -20,17 +20,17 @@ BELIEF_KINDS: tuple[str, ...] = get_args(BeliefKind)
 COVERAGES = tuple(share / 20 for share in range(1, 21))
 
 
-def cluster_log_prior(assignment: Tensor, num_clusters: int, kind: ClusterPrior) -> Tensor:
-    """log p(cluster) of a client that nothing is known of, in every hypothesis.
+def cluster_log_prior(assignment: Tensor, model_of: Tensor, kind: ClusterPrior) -> Tensor:
+    """log p(cluster) of a client that nothing is known of, in every hypothesis, over the clusters that it has.
 
     `uniform`: 1/K. `size`: (members + 1) / (clients + K), so that an empty cluster is possible too.
-    """  # (hypothesis, client) -> (hypothesis, cluster)
+    """  # (hypothesis, client), (hypothesis, cluster) -> (hypothesis, cluster)
     if kind not in CLUSTER_PRIORS:
         raise ValueError(f"prior must be one of {', '.join(CLUSTER_PRIORS)}, got {kind!r}")
-    if kind == "uniform":
-        return torch.full((len(assignment), num_clusters), -math.log(num_clusters), dtype=torch.float64)
-    members = (assignment[:, :, None] == torch.arange(num_clusters)).sum(1).double() + 1
-    return (members / members.sum(1, keepdim=True)).log()
+    share = (model_of >= 0).double()
+    if kind == "size":
+        share *= (assignment[:, :, None] == torch.arange(model_of.shape[1])).sum(1) + 1
+    return (share / share.sum(1, keepdim=True)).log()
 
 
 def newcomer_posterior(score: Tensor, model_of: Tensor, log_weight: Tensor, log_prior: Tensor) -> Tensor:
@@ -49,11 +49,12 @@ def belief_shares(joint: Tensor, model_of: Tensor, num_beliefs: int) -> Tensor:
     return torch.zeros(num_beliefs, dtype=torch.float64).index_add(0, model_of[there], joint[there])
 
 
-def client_joint(assignment: Tensor, log_weight: Tensor, num_clusters: int, client: int) -> Tensor:
+def client_joint(assignment: Tensor, model_of: Tensor, log_weight: Tensor, client: int) -> Tensor:
     """p(hypothesis, cluster) of a known client; in a hypothesis that never placed it, it may be anywhere."""
     own = assignment[:, client, None]
-    placed = (own == torch.arange(num_clusters)).double()
-    return log_weight.double().exp()[:, None] * torch.where(own < 0, 1 / num_clusters, placed)  # (hypothesis, cluster)
+    placed = (own == torch.arange(model_of.shape[1])).double()
+    anywhere = cluster_log_prior(assignment, model_of, "uniform").exp()
+    return log_weight.double().exp()[:, None] * torch.where(own < 0, anywhere, placed)  # (hypothesis, cluster)
 
 
 def varied(

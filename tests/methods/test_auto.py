@@ -15,13 +15,14 @@ from torch import Tensor
 from bcfl.association import Branches
 from bcfl.conceptual import ConjugateClient, log_likelihood_at_mean, partition_posterior
 from bcfl.data.arrays import from_arrays
+from bcfl.data.drift import with_drift
 from bcfl.engines.simulator import Participation
 from bcfl.experiment.config import load_config
 from bcfl.experiment.run import resume, start
 from bcfl.federation import Hypotheses, RoundInfo
 from bcfl.gaussian import Gaussian, flat
 from bcfl.local import Training
-from bcfl.methods.auto import SKETCH, AutoBCFL, Pulls, Stories, split
+from bcfl.methods.auto import SKETCH, AutoBCFL, Pulls, Stories, _View, split
 from bcfl.methods.training import distinct_groups
 from bcfl.partitions import canonical
 from bcfl.randomness import generator
@@ -174,6 +175,19 @@ def test_absent_clients_stay_and_newcomers_find_their_cluster() -> None:
     assert state.assignment[0].tolist() == [0, 1] * 4
 
 
+def test_clients_that_are_away_count_for_the_size_of_their_cluster() -> None:
+    state = two_clusters([0] * 5 + [1] * 5, [[0.0, 0.0], [5.0, 0.0]])
+    present = torch.tensor([True] * 6 + [False] * 4)
+    evidence = torch.zeros(6, 2, dtype=torch.float64)
+    view, method = _View(state, 0, evidence, present), AutoBCFL(concentration=0.1)
+    seated = method._seated(view)
+    assert seated[0].exp().tolist() == pytest.approx([4, 5])
+    assert seated[5].exp().tolist() == pytest.approx([5, 4])
+    moved = view.own.index_fill(0, torch.tensor(5), 0)
+    change = method._posterior(view, moved) - method._posterior(view, view.own)
+    assert change == pytest.approx(math.log(5 / 4))
+
+
 def test_a_birth_must_win_by_more_than_its_noise() -> None:
     """Halves that gain in the mean, with gains that scatter widely from client to client."""
     bold, cautious = (AutoBCFL(caution=caution, concentration=1.0) for caution in (0.0, 2.0))
@@ -313,6 +327,16 @@ def test_held_out_examples_are_scored_and_never_trained() -> None:
             assert len(held) == round(0.2 * len(client.train))
             assert sorted(held + kept) == sorted(client.train.index.tolist())
             assert client.scored(0.0).index.tolist() == client.train.index.tolist()
+
+
+def test_what_was_held_out_stays_so_when_data_change_hands() -> None:
+    data = with_drift(replace(grouped(), group=torch.tensor([0, 1] * 4)), 3, 0.5, 0)
+    assert data.drift is not None
+    with simulator(data, linear, TRAINING) as engine:
+        first, later = engine.clients_in(1)[0], engine.clients_in(3)[0]
+        assert data.drift.source.tolist() != list(range(8))
+        for client, source in zip(later, data.drift.source.tolist(), strict=True):
+            assert client.scored(0.2).index.tolist() == first[source].scored(0.2).index.tolist()
 
 
 @pytest.mark.parametrize("device", ["cpu", "stacked-cpu"])

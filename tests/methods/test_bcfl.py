@@ -281,12 +281,14 @@ def test_min_weight_and_max_hypotheses_prune() -> None:
         assert len(state.log_weight) == count
 
 
-def test_cluster_size_limits_hold_for_the_greedy_strategy_too() -> None:
-    clients = tiny()
-    for strategy, count in (("greedy", 1), ("multi", 3), ("consensus", 2)):
-        method = BCFL(2, strategy, count, cluster_size=(1, 2), initial="same")
-        _, info = method.round(method.init(clients), clients)
-        assert all(sorted(row.tolist()).count(0) in (1, 2) for row in info.assignment)
+@pytest.mark.parametrize(("strategy", "count"), [("greedy", 1), ("multi", 3), ("consensus", 2)])
+def test_cluster_size_limits_hold_for_every_strategy(strategy: Any, count: int) -> None:
+    alike = pulled_clients(TARGETS[[0, 0, 0]], SIZES, STARTS)  # all would be in the first cluster
+    for limits, sizes in ((None, {3}), ((1, 2), {1, 2})):
+        method = BCFL(2, strategy, count, cluster_size=limits, initial="same")
+        _, info = method.round(method.init(alike), alike)
+        best = info.assignment[:1] if limits is None else info.assignment
+        assert {row.tolist().count(0) for row in best} <= sizes
 
 
 def test_the_greedy_strategy_scores_at_several_points_where_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +302,40 @@ def test_the_greedy_strategy_scores_at_several_points_where_asked_to(monkeypatch
     assert torch.equal(state.models.mean, expected.models.mean)
     assert torch.equal(info.assignment, told.assignment)
     assert counts == [8, 8]  # two beliefs at four points
+
+
+@pytest.mark.parametrize("stay", [None, 0.8])
+def test_stories_that_differ_in_a_training_that_never_came_are_one_from_then_on(stay: float | None) -> None:
+    method = BCFL(2, "multi", 8, initial="same", stay=stay)
+    late = tiny(silent=frozenset({1}))
+    state, _ = method.round(method.init(late), late)
+    assert len(state.model_of) == 8  # all of them
+    learned = [tuple(row) for row in state.model_of.tolist()]
+    assert len(set(learned)) == 4  # where the late client is makes no difference to that
+    assert len(state.models) == 8  # each of two, trained by each part of the other two clients
+    for row, own in zip(state.model_of.tolist(), state.assignment.tolist(), strict=True):
+        for cluster, belief in enumerate(row):
+            assert state.parent_of[belief] == cluster
+            untrained = torch.equal(state.models.mean[belief], STARTS[0, cluster])
+            assert untrained == (cluster not in (own[0], own[2]))
+    after, info = method.round(state, tiny(round=2))
+    stories = {
+        (learned[parent], *own) for parent, own in zip(info.parent.tolist(), info.assignment.tolist(), strict=True)
+    }
+    assert len(stories) == len(info.log_weight) == 8
+    # As if the weight of both had been at the first before.
+    first = [learned.index(one) for one in dict.fromkeys(learned)]
+    both = [[h for h, one in enumerate(learned) if one == learned[f]] for f in first]
+    weight = torch.stack([state.log_weight[copies].logsumexp(0) for copies in both])
+    rows = {name: getattr(state, name)[first] for name in ("model_of", "assignment", "family")}
+    membership = None if state.membership is None else state.membership[first]
+    single = replace(state, log_weight=weight, membership=membership, **rows)
+    expected, _ = method.round(single, tiny(round=2))
+    assert torch.allclose(after.log_weight, expected.log_weight)
+    assert torch.equal(after.assignment, expected.assignment)
+    # While the late client is away, where it was is a part of its story.
+    _, apart = method.round(state, tiny(round=2, absent=frozenset({1})))
+    assert apart.assignment[:, 1].unique().tolist() == [0, 1]
 
 
 def test_absent_clients_stay_where_their_story_had_them() -> None:

@@ -1,5 +1,7 @@
 """IFCA, FeSEM and WeCFL by hand, on clients whose local solutions are closed forms."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from federation_fixtures import pulled_clients
@@ -73,6 +75,24 @@ def test_fewer_clients_than_clusters_leave_the_other_models() -> None:
     clients = pulled_clients(TARGETS, SIZES, STARTS, absent=frozenset({1, 2, 3, 4}), round=2)
     state, _ = method.round(state, clients)
     assert state.assignment.tolist() == [[2, -1, -1, 0, 1]]  # (0, 1) is nearest to the centre nobody has used
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_cluster_whose_clients_are_all_away_keeps_its_model_for_them(weighted: bool) -> None:
+    targets = torch.tensor([[x, 0.1 * i] for x in (0.0, 9.0) for i in range(3)], dtype=torch.float64)
+    everybody = pulled_clients(targets, [1.0] * 6, STARTS)
+    method = KMeansClustering(2, weighted=weighted, space="all")
+    before, _ = method.round(method.init(everybody), everybody)
+    here, away = before.assignment[0, 0], before.assignment[0, 3]
+    some = pulled_clients(targets, [1.0] * 6, STARTS, absent=frozenset({2, 3, 4, 5}), round=2)
+    after, _ = method.round(before, some)
+    assert torch.equal(after.assignment, before.assignment)
+    assert torch.equal(after.models.mean[away], before.models.mean[away])
+    assert after.models.mean[here].tolist() == pytest.approx([0, 0.05])
+    # A centre that nobody needs is free to go where it is wanted.
+    nobody = replace(before, assignment=torch.full_like(before.assignment, int(here)))
+    after, _ = method.round(nobody, some)
+    assert sorted(after.assignment[0, :2].tolist()) == [0, 1]
 
 
 def test_clients_with_equal_models_are_no_trouble() -> None:

@@ -101,6 +101,7 @@ class LocalClient:
     seed: int
     draws_globally: bool  # whether the model draws from torch's global generator: see local.check_model
     learning: Learning = local  # who computes
+    holder: int | None = None  # whose data these were at first, where clients have changed data in mid-run
 
     def num_scored(self, max_examples: int | None, held_out: float = 0.0) -> int:
         """How many examples a score uses."""
@@ -172,11 +173,15 @@ class LocalClient:
         return int(num_held_out(torch.tensor(len(self.train), dtype=torch.float64), held_out))
 
     def _part(self, held_out: float, held: bool) -> Examples:
-        """The examples held out, or those left for training; who is which is the same in every round and engine."""
+        """The examples held out, or those left for training; who is which is the same in every round and engine.
+
+        It goes with the data when they change hands: models have been trained on what was not held out before.
+        """
         count = self._num_held_out(held_out)
         if not count:  # nothing is held out, or of one or two examples nothing can be
             return self.train
-        order = torch.randperm(len(self.train), generator=generator(self.seed, "held out", self.index))
+        holder = self.index if self.holder is None else self.holder
+        order = torch.randperm(len(self.train), generator=generator(self.seed, "held out", holder))
         return dataclasses.replace(self.train, index=self.train.index[order[:count] if held else order[count:]])
 
     def fit(

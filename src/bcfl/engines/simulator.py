@@ -104,7 +104,7 @@ class Simulator:
         self.drift = data.drift
         if data.drift is not None:  # the same clients once their data have changed
             sources = zip(self.clients, data.drift.source.tolist(), strict=True)
-            self._later = [replace(own, train=train[s], test=test[s]) for own, s in sources]
+            self._later = [replace(own, train=train[s], test=test[s], holder=s) for own, s in sources]
         # client -> belief -> the momentum that the client keeps of it: only for momentum_state = "client".
         self.momentum: dict[int, dict[int, Tensor]] = {}
         # The server's own sums, spread over the cores, would fight the workers and depend on how many cores there are.

@@ -148,7 +148,7 @@ def associate(
     model, rows = _model(factory), torch.arange(len(examples))
     total = local.total_log_likelihood(local.log_likelihoods(model, state.models.mean, examples, rows), len(examples))
     score = temper_scores(total[None], torch.tensor([float(len(examples))]), temperature)[0]  # (belief,)
-    log_prior = cluster_log_prior(state.assignment, state.num_clusters, prior)
+    log_prior = cluster_log_prior(state.assignment, state.model_of, prior)
     joint = newcomer_posterior(score, state.model_of, state.log_weight, log_prior)
     own_number = joint.gather(1, state.assignment.clamp(min=0))  # (hypothesis, client): of that client's cluster
     resembles = torch.where(state.assignment >= 0, own_number, 0.0).sum(0)
@@ -174,7 +174,7 @@ def client_mixture(state: Hypotheses, info: RoundInfo | None, client: int) -> Mi
     # Merged: the one belief of each cluster serves all stories. A state may also hold trials that no story is yet.
     model_of = state.model_of.expand(len(stories.log_weight), -1) if len(state.model_of) == 1 else state.model_of
     model_of = model_of[: len(stories.log_weight)]
-    joint = client_joint(stories.assignment, stories.log_weight, state.num_clusters, client)
+    joint = client_joint(stories.assignment, model_of, stories.log_weight, client)
     return _mixture(belief_shares(joint, model_of, len(state.models)))
 
 

@@ -140,7 +140,8 @@ class AutoBCFL:
 
     def _seated(self, view: "_View") -> Tensor:
         """What each client makes of each cluster, by its data and by who else is there."""  # (client, cluster)
-        return view.value + log_seat(view.own, view.value.shape[1], self.concentration)
+        seat = log_seat(view.everyone(view.own), view.value.shape[1], self.concentration)
+        return view.value + seat[view.present]
 
     def _carried(self, view: "_View") -> float:
         """What a hypothesis' past adds to the log-weight of its continuations: weights are smoothed over rounds.
@@ -150,15 +151,15 @@ class AutoBCFL:
         return MEMORY * (view.log_weight - self._posterior(view, view.own))
 
     def _posterior(self, view: "_View", own: Tensor) -> float:
-        """log p(grouping, data) of the present clients, up to a constant."""
-        return float(view.of(own).sum() + log_partition_prior(own, self.concentration))
+        """log p(grouping, data of the present clients), up to a constant."""
+        return float(view.of(own).sum() + log_partition_prior(view.everyone(own), self.concentration))
 
 
 class _View:
     """One hypothesis as the present clients see it."""
 
     def __init__(self, state: Hypotheses, h: int, evidence: Tensor, present: Tensor):
-        self._state, self._h, self._present, self._beliefs = state, h, present, state.model_of[h]
+        self._state, self._h, self.present, self._beliefs = state, h, present, state.model_of[h]
         self.log_weight = float(state.log_weight[h])
         self.value = evidence[:, self._beliefs].masked_fill(self._beliefs < 0, -math.inf)  # (client, cluster)
         own = state.assignment[h, present]
@@ -168,6 +169,10 @@ class _View:
         """What the clients' data say for the clusters that they are given."""  # (client,)
         return self.value.gather(1, own[:, None])[:, 0]
 
+    def everyone(self, own: Tensor) -> Tensor:
+        """The grouping with the present clients where `own` says; the absent stay where they were."""
+        return self._state.assignment[self._h].masked_scatter(self.present, own)  # (client,) -> cluster
+
     def belief_of(self, own: Tensor) -> Tensor:
         return self._beliefs[own]  # (client,) -> belief
 
@@ -175,7 +180,7 @@ class _View:
         """The hypothesis with the present clients where `own` says; clusters without any client are gone."""
         parent = self._h if parent is None else parent
         assignment = self._state.assignment[parent].clone()  # absent clients stay where they were
-        assignment[self._present] = own
+        assignment[self.present] = own
         size = torch.bincount(assignment[assignment >= 0], minlength=len(self._beliefs))
         weight = torch.tensor([log_weight], dtype=torch.float64)
         return Stories(torch.tensor([parent]), torch.where(size > 0, self._beliefs, -1)[None], assignment[None], weight)

@@ -22,13 +22,13 @@ from bcfl.gaussian import FusionRule, Gaussian, merge, stack
 from bcfl.methods.clustering import warm_up
 from bcfl.methods.memory import Memory
 from bcfl.methods.training import (
-    Groups,
     belief_folds,
     client_weights,
     distinct_groups,
     draw_starts,
     single_story,
     train_groups,
+    without_copies,
 )
 from bcfl.predictive import varied
 from bcfl.racing import TOLERANCE, race
@@ -94,15 +94,21 @@ class BCFL:
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         if self.strategy == "greedy" and self.evidence_points == 1 and self.cluster_size is None and self.stay is None:
             return self._greedy_round(state, clients)
-        kept, memory = self._associate(state, clients)
+        kept, memory = self._associate(_joined(state, clients.present), clients)
         groups = distinct_groups(state.model_of, kept, clients.present)
-        models = train_groups(state, groups, clients, self.fusion, self.forgetting).results()
+        came: set[tuple[int, int]] = set()
+
+        def note(belief: int, client: int, posterior: Gaussian) -> None:
+            came.add((belief, client))
+
+        folds = train_groups(state, groups, clients, self.fusion, self.forgetting, watch=note)
+        models, model_of, parent_of = without_copies(groups, folds.results(), came)
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
         if self.strategy == "consensus":  # all of one parent, so that they remember the same
             memory = {name: values[:1] if name == "membership" else values for name, values in memory.items()}
-            return replace(_merged(models, groups, kept), **memory), info
+            return replace(_merged(models, model_of, kept), **memory), info
         family = state.family[kept.parent]
-        new = Hypotheses(models, groups.model_of, kept.log_weight, kept.assignment, groups.belief, family)
+        new = Hypotheses(models, model_of, kept.log_weight, kept.assignment, parent_of, family)
         return replace(new, **memory), info
 
     def _greedy_round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
@@ -162,14 +168,14 @@ def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL) -> Tensor:
     A belief that cannot be part of them is impossible. A client with one belief left shifts all weights alike: what its
     looks told will do. Others have looked at all of their examples, or at as many as the weights need.
     """  # (client, belief)
-    models, most = state.models.mean, method.scoring_examples
+    models, most, told = state.models.mean, method.scoring_examples, state.log_weight > -torch.inf
     left, mean = race(
         lambda wanted, first, last: clients.look(models, most, wanted, first, last),
         clients.present,
         clients.num_examples.clamp(max=math.inf if most is None else most),
         temper_scores(clients.num_examples, clients.num_examples, method.temperature),
-        state.model_of,
-        state.log_weight,
+        state.model_of[told],
+        state.log_weight[told],
         method.max_hypotheses,
         method.racing,
         0.0 if method.min_weight else TOLERANCE,  # what is dropped by its weight must not hang on a nearly right one
@@ -177,10 +183,25 @@ def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL) -> Tensor:
     return torch.where(left, mean * clients.num_examples[:, None], -torch.inf)
 
 
-def _merged(models: Gaussian, groups: Groups, kept: Branches) -> Hypotheses:
+def _joined(state: Hypotheses, present: Tensor) -> Hypotheses:
+    """The state with all the weight of stories that are the same from now on at the first of them.
+
+    They have the same beliefs, and where a client is absent, it is in the same place: they differ in where a client is
+    that is asked again now, and whose training with either never came. As two, they would go on in pairs for ever.
+    """
+    weight, first = state.log_weight.clone(), dict[tuple[Any, ...], int]()
+    for h in range(len(weight)):
+        remembered = None if state.membership is None else tuple(state.membership[h].flatten().tolist())
+        future = (*state.model_of[h].tolist(), *state.assignment[h, ~present].tolist(), remembered)
+        if (same := first.setdefault(future, h)) != h:
+            weight[same], weight[h] = torch.logaddexp(weight[same], weight[h]), -torch.inf
+    return replace(state, log_weight=weight)
+
+
+def _merged(models: Gaussian, model_of: Tensor, kept: Branches) -> Hypotheses:
     """The single hypothesis in which each cluster's belief has the moments of the kept mixture (eq. jpda_posterior)."""
     clusters = []
-    for belief_of_hypothesis in groups.model_of.T:
+    for belief_of_hypothesis in model_of.T:
         distinct, position = belief_of_hypothesis.unique(return_inverse=True)
         log_weight = torch.full((len(distinct),), -torch.inf, dtype=torch.float64)
         for i, log_share in zip(position, kept.log_weight, strict=True):

@@ -67,7 +67,9 @@ class KMeansClustering:
             weight = clients.num_examples[members] if self.weighted else torch.ones(len(members), dtype=torch.float64)
             centres = None if first else self._feature(state.models.mean, clients)
             seed = stream_seed(clients.seed, "k-means", clients.round)
-            labels = k_means(self._feature(vectors, clients), weight, self.num_clusters, seed, centres)
+            away = assignment[0].index_fill(0, torch.tensor(members), -1)  # who is not here keeps a cluster's model
+            held = (away[:, None] == torch.arange(self.num_clusters)).any(0)
+            labels = k_means(self._feature(vectors, clients), weight, self.num_clusters, seed, centres, held)
             assignment[0, members] = labels
             means = _cluster_means(vectors, weight, labels, state.models.mean)
             statistics = slice(clients.num_parameters, clients.num_evaluated)  # BatchNorm's are averaged by examples

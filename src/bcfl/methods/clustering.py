@@ -1,5 +1,7 @@
 """Clustering clients by their models: distances in parameter space, k-means, and warm-up."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
@@ -8,6 +10,9 @@ from bcfl.federation import Clients, Jobs
 from bcfl.gaussian import flat
 from bcfl.methods.training import draw_starts
 from bcfl.randomness import stream_seed
+
+if TYPE_CHECKING:
+    from sklearn.cluster import KMeans
 
 BLOCK = 1 << 20  # parameters per block where the work is done in double precision
 
@@ -27,11 +32,19 @@ def squared_distances(rows: Tensor) -> Tensor:
     return (inner.diagonal()[:, None] + inner.diagonal() - 2 * inner).clamp(min=0)  # (row, row)
 
 
-def k_means(points: Tensor, weight: Tensor, num_clusters: int, seed: int, centres: Tensor | None = None) -> Tensor:
+def k_means(
+    points: Tensor,
+    weight: Tensor,
+    num_clusters: int,
+    seed: int,
+    centres: Tensor | None = None,
+    held: Tensor | None = None,
+) -> Tensor:
     """The cluster of each point by weighted k-means; from `centres` if given, else the best of ten k-means++ starts.
 
     Distances among n points need only n coordinates, however many parameters the points have: k-means runs on those.
-    With fewer points than clusters each point goes to the nearest centre (or to a cluster of its own).
+    With fewer points than clusters each point goes to the nearest centre (or to a cluster of its own). A centre that is
+    nearest to no point is moved to the farthest one, unless it is `held` (centre,) for points that are away.
     """  # (point, parameter), (point,) -> (point,)
     from sklearn.cluster import KMeans  # takes a second to import, and only a server needs it
 
@@ -39,16 +52,24 @@ def k_means(points: Tensor, weight: Tensor, num_clusters: int, seed: int, centre
     values, vectors = torch.linalg.eigh(gram(everything))
     coordinates = vectors * values.clamp(min=0).sqrt()  # (point and centre, coordinate): the same distances
     own, start = coordinates[: len(points)], coordinates[len(points) :]
+    if centres is None:
+        if len(points) < num_clusters:
+            return torch.arange(len(points))
+        means = KMeans(num_clusters, init="k-means++", n_init=10, random_state=seed % 2**32)
+        return _labels(means, own, weight)
+    nearest = torch.cdist(own, start).argmin(1)
     if len(points) < num_clusters:
-        return torch.arange(len(points)) if centres is None else torch.cdist(own, start).argmin(1)
-    means = KMeans(
-        num_clusters,
-        init="k-means++" if centres is None else start.numpy(),
-        n_init=10 if centres is None else 1,
-        random_state=seed % 2**32,
-    )
+        return nearest
+    taking_part = torch.arange(num_clusters)
+    if held is not None:
+        taking_part = (~held | (torch.bincount(nearest, minlength=num_clusters) > 0)).nonzero()[:, 0]
+    means = KMeans(len(taking_part), init=start[taking_part].numpy(), n_init=1, random_state=seed % 2**32)
+    return taking_part[_labels(means, own, weight)]
+
+
+def _labels(means: "KMeans", points: Tensor, weight: Tensor) -> Tensor:
     with threadpool_limits(1):  # sums over several threads would depend on their number
-        means.fit(own.numpy(), sample_weight=weight.numpy())
+        means.fit(points.numpy(), sample_weight=weight.numpy())
     return torch.from_numpy(means.labels_).long()
 
 

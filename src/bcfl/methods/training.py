@@ -1,6 +1,6 @@
 """From local posteriors to new beliefs: which trainings a set of hypotheses needs, and their fusion as they arrive."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,28 @@ def distinct_groups(model_of: Tensor, branches: Branches, present: Tensor) -> Gr
         job_client=torch.tensor([client for _, client in jobs], dtype=torch.int64),
         users_of_job=[users[job] for job in jobs],
     )
+
+
+def without_copies(groups: Groups, models: Gaussian, came: Set[tuple[int, int]]) -> tuple[Gaussian, Tensor, Tensor]:
+    """The new beliefs, who uses which, and which old one each was; those that turned out the same are one.
+
+    Groups differ in whom they asked. Where a (belief, client) never `came`, because the client was late or its training
+    went off, two of them may have learned the same: as two beliefs they would be trained and scored twice for ever.
+    """  # (belief, vector), (hypothesis, cluster) -> belief, (belief,) -> old belief
+    members: list[list[int]] = [[] for _ in groups.belief]
+    for belief, client, users in zip(
+        groups.job_belief.tolist(), groups.job_client.tolist(), groups.users_of_job, strict=True
+    ):
+        for group in users if (belief, client) in came else ():
+            members[group].append(client)
+    learned = [(belief, *own) for belief, own in zip(groups.belief.tolist(), members, strict=True)]
+    first = {what: group for group, what in reversed(list(enumerate(learned)))}
+    if len(first) == len(learned):
+        return models, groups.model_of, groups.belief
+    kept = sorted(first.values())
+    number = torch.tensor([kept.index(first[what]) for what in learned])
+    model_of = torch.where(groups.model_of >= 0, number[groups.model_of], -1)
+    return models[kept], model_of, groups.belief[kept]
 
 
 class FusionStack:
