@@ -12,7 +12,7 @@ from typing import Any
 from scipy.stats import ttest_1samp
 
 from bcfl.data.datasets import full_name
-from bcfl.experiment.sweep import differences, text_of, title_of
+from bcfl.experiment.sweep import differences, draw_of, text_of, title_of
 from bcfl.methods.bcfl import BCFL
 
 Record = Mapping[str, Any]  # what results/*.json holds
@@ -175,14 +175,9 @@ def rows_of(records: Iterable[Record]) -> list[Row]:
             told = {key: setting_of(record, key) for key, usual in TOLD.items() if setting_of(record, key) != usual}
             row = Row(method, {**told, **settings}, [])
             row = rows.setdefault(row.label, row)
-            if _draw(record) not in map(_draw, row.runs):  # else the same run, looked at or saved at other times
+            if draw_of(record["config"]) not in (draw_of(run["config"]) for run in row.runs):
                 row.runs.append(record)
     return list(rows.values())
-
-
-def _draw(record: Record) -> tuple[int, int | None]:
-    """What tells the runs of a row apart: the run's seed and the split's, if it has one of its own."""
-    return record["result"]["seed"], record["config"]["data"]["seed"]
 
 
 def client_work(record: Record) -> list[float]:

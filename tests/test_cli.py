@@ -367,6 +367,36 @@ def test_a_run_goes_on_for_more_rounds_in_a_folder_of_its_own(capsys: pytest.Cap
     assert "--out is for --rounds" in capsys.readouterr().err
 
 
+def test_going_on_for_more_rounds_can_be_tried_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(["run", *settings(), "--out", "run", "--quiet"]) == 0
+    more = ["resume", "run", "--rounds", "9", "--quiet"]
+    assert call([*more, "--device", "tpu"]) == 2
+    assert not Path("run-9-rounds").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("bcfl.commands.resume", stop)
+        assert call(more) == 130
+    assert call(more) == 0
+    assert "kept in run-9-rounds" in capsys.readouterr().out
+
+
+def stop(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_a_sweep_would_do_can_be_read_by_programs(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.toml").write_text("[sweep]\nseeds = [0, 1]\n")
+    assert call(["sweep", "a.toml", "--dry-run", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [run["done"] for run in listed] == [False, False]
+    Path("results").mkdir()
+    for run in listed:
+        Path("results", Path(run["path"]).name + ".json").touch()
+    assert call(["sweep", "a.toml", "--without", "results", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
 def test_own_model_and_clients_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*own("clients"), "--quiet"]) == 0
     shown = capsys.readouterr().out
@@ -541,11 +571,6 @@ def test_every_command_of_the_parser_does_something() -> None:
     (actions,) = [action for action in build_parser()._actions if action.dest == "command"]
     assert actions.choices is not None
     assert set(actions.choices) == set(COMMANDS)
-
-
-def test_help_does_not_wait_for_torch() -> None:
-    script = "import sys; from bcfl.cli import main; code = main(['--version']); assert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == __version__
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:

@@ -13,16 +13,18 @@ from rich.table import Table
 
 from bcfl.console import console_for
 from bcfl.data.datasets import DATASETS
+from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import Config, load_config, parse_override
 from bcfl.experiment.reference import all_settings
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import Observer, RunStoppedError, prolong, resume, settings_of, start
+from bcfl.experiment.run import Observer, RunStoppedError, is_unfinished, prolong, resume, settings_of, start
 from bcfl.experiment.store import new_folder
 from bcfl.experiment.sweep import (
     LISTED,
     Planned,
     alike,
     differences,
+    draw_of,
     expand,
     mean_and_deviation,
     plan,
@@ -50,7 +52,10 @@ def resume_run(options: Namespace) -> int:
     if options.rounds is not None:
         named = path if path.name not in ("", "..") else path.resolve()  # "." has no name to add to
         path = options.out or named.with_name(f"{named.name}-{options.rounds}-rounds")
-        prolong(options.run, path, settings_of(options.run).with_rounds(options.rounds))
+        config = settings_of(options.run).with_rounds(options.rounds)
+        find_device(options.device)  # nothing is written for a slip of the pen
+        if not is_unfinished(path, config):  # else it was stopped, and the same command goes on
+            prolong(options.run, path, config)
     elif options.out is not None:
         raise ValueError("--out is for --rounds: a stopped run goes on in its own folder")
     how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
@@ -174,11 +179,14 @@ def compare(options: Namespace) -> int:
 def sweep_files(options: Namespace) -> int:
     runs = plan(expand(options.configs, options.overrides), options.out)
     if options.without is not None and not (runs := without_results(runs, options.without)):
-        print(f"nothing is left to run: all results are in {options.without}")
+        print("[]" if options.json else f"nothing is left to run: all results are in {options.without}")
         return 0
     if options.dry_run:
-        for run in runs:
-            print("done" if run.complete else "to do", run.path)
+        if options.json:
+            print(json.dumps([{"path": str(run.path), "done": run.complete} for run in runs]))
+        else:
+            for run in runs:
+                print("done" if run.complete else "to do", run.path)
         return 0
     return _show_all(options, runs)
 
@@ -198,7 +206,11 @@ def _show_all(options: Namespace, runs: Sequence[Planned]) -> int:
     if options.json:
         print(json.dumps(summaries))
     else:
-        print_comparison(summaries)
+        draws = [
+            (run.config.method["name"], json.dumps(own), draw_of(run.config.as_dict()))
+            for run, own in zip(runs, settings, strict=True)
+        ]
+        print_comparison([summary for i, summary in enumerate(summaries) if draws.index(draws[i]) == i])
     return 0
 
 

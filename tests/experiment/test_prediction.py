@@ -298,6 +298,15 @@ def test_without_validation_data_nothing_is_chosen(tmp_path: Path) -> None:
         evaluate(run, Spread("last_layer"), choose=True)
 
 
+def test_a_run_is_not_evaluated_on_other_data(tmp_path: Path) -> None:
+    run = start(small_config("experiment.rounds=1"), tmp_path, num_workers=1)
+    assert evaluate(run, Spread())["point"]["num_examples"]
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "sha256": "0"}))
+    with pytest.raises(ValueError, match=r"the run in .* was made with other data: .* the examples are others"):
+        evaluate(load_result(tmp_path), Spread())
+
+
 def test_after_drift_the_data_of_the_end_are_predicted() -> None:
     drift = ["data.drift_round=2", "experiment.rounds=3", "method.name=bcfl-g-w", "data.partition=feature(4,2)"]
     run = start(load_config(None, drift), None, num_workers=1)

@@ -30,6 +30,7 @@ from bcfl.experiment.run import (
     start,
 )
 from bcfl.experiment.store import RunFolder
+from bcfl.experiment.sweep import plan, sweep
 from bcfl.models import mlp
 
 
@@ -190,6 +191,41 @@ def test_a_complete_run_with_a_damaged_end_is_repaired_and_never_read_as_if_soun
     assert load_result(path).summary() == json.loads(expected["result.json"])
 
 
+def test_a_repair_that_was_stopped_leaves_a_run_that_is_not_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, Any]
+) -> None:
+    path = tmp_path / "run"
+    start(small_config(), path, num_workers=1)
+    (path / "checkpoints" / "round-000003.safetensors").unlink()
+    with pytest.raises(ValueError, match=rf"no checkpoint of its last round; repair it with `bcfl resume {path}`"):
+        load_result(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("bcfl.experiment.run._rounds", stop)
+        with pytest.raises(KeyboardInterrupt):
+            resume(path, num_workers=1)
+    with pytest.raises(ValueError, match="is not complete"):
+        load_result(path)
+    resume(path, num_workers=1)
+    assert outcome(path) == expected
+
+
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_stopped_run_says_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bcfl.experiment.run._rounds", stop)
+    path = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt, match=rf"continue the run with `bcfl resume {path}`$"):
+        start(small_config(), path, num_workers=1)
+    moved, problem = small_config("data.path=else where"), prepare(small_config())
+    monkeypatch.setattr("bcfl.experiment.run.prepare", lambda *_: problem)
+    with pytest.raises(KeyboardInterrupt, match=rf"`bcfl resume {path} --data-path 'else where'`$"):
+        resume(path, config=moved, num_workers=1)
+    with pytest.raises(KeyboardInterrupt, match="continue the run with the same command"):
+        sweep(plan([small_config()], tmp_path), 1)
+
+
 def test_a_run_whose_data_are_gone_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run"
     start(small_config(), path, num_workers=1)
@@ -246,6 +282,8 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path, caplog: pytest.Log
     (path / "environment.json").write_text(json.dumps({**environment, "torch": "1.0"}))
     resume(path, num_workers=1)
     assert "results may differ: torch 1.0 is now" in caplog.text
+    before = {**environment, "torch": "1.0"}
+    assert json.loads((path / "environment.json").read_text()) == {**environment, "before": [before]}
     caplog.clear()
     resume(path)  # complete: nothing is computed, so nothing can differ
     assert caplog.text == ""

@@ -13,7 +13,7 @@ import torch
 
 import bcfl
 from bcfl.experiment import store
-from bcfl.experiment.store import LOGS, Checkpoint, RunFolder, new_folder, state_tensors
+from bcfl.experiment.store import LOGS, Checkpoint, RunFolder, TakenError, new_folder, state_tensors
 from bcfl.federation import Hypotheses
 from bcfl.gaussian import Gaussian
 
@@ -305,3 +305,10 @@ def test_a_failing_disk_during_a_checkpoint_leaves_the_one_before(
     with pytest.raises(OSError, match="No space"):
         folder.save_checkpoint(Checkpoint(4, state(4), {}))
     assert folder.last_checkpoint().round == 3
+
+
+def test_the_same_run_with_its_data_elsewhere_is_taken_not_another(tmp_path: Path) -> None:
+    here, there = ({"data": {"path": path, "seed": 0}} for path in ("/a", "/b"))
+    RunFolder.create(tmp_path / "run", here)
+    with pytest.raises(TakenError, match="already holds this run, unfinished"):
+        RunFolder.create(tmp_path / "run", there)

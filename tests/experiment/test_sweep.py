@@ -90,10 +90,21 @@ def test_a_run_killed_before_its_first_round_goes_on(tmp_path: Path, calls: list
     assert calls == [("resume", run.path.name)]
 
 
-def test_a_mistake_in_the_last_run_shows_before_the_first(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
-    wrong = small_config("method.name=bcfl-mh-3", "method.num_clusters=50")
-    with pytest.raises(ValueError, match=r"method\.num_clusters is 50"):
-        sweep(plan([*configs(), wrong], tmp_path / "runs"), 1)
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (["method.name=bcfl-mh-3", "method.num_clusters=50"], r"method\.num_clusters is 50"),
+        (["experiment.joins=[[99, 2]]"], "99"),
+        (["model.factory=nowhere:net"], r"model\.factory 'nowhere:net' cannot be imported"),
+        (["model.name=cifar_cnn"], "model does not accept inputs of shape"),
+    ],
+)
+def test_a_mistake_in_the_last_run_shows_before_the_first(
+    tmp_path: Path, calls: list[tuple[str, str]], mistake: list[str], says: str
+) -> None:
+    wrong = small_config(*mistake)
+    with pytest.raises(ValueError, match=says):
+        sweep(plan([small_config(), *configs(), wrong], tmp_path / "runs"), 1)
     assert calls == []
     assert list(tmp_path.iterdir()) == []
 

@@ -202,6 +202,7 @@ def test_runs_are_averaged_only_over_seeds(made_up: MakeRun) -> None:
         made_up("b", seed=1),
         made_up("c", seed=0, overrides=("training.local_steps=5",)),
         made_up("d", method="fedavg", hypotheses=1),
+        made_up("e", seed=1, overrides=("experiment.evaluate_every=2",)),  # the second once more
     ]
     groups = group_runs(read_runs(paths))
     assert [len(group.runs) for group in groups] == [1, 2, 1]

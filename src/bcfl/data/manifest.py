@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bcfl.data.partition import FederatedData, Ints
+from bcfl.files import replacing
 
 FORMAT = 1
 # What a split is, coarse before fine, so that the first difference found says most.
@@ -123,5 +124,5 @@ def save_partition(path: str | Path, data: FederatedData) -> None:
     }
     if data.group is not None:
         arrays["group"] = data.group.numpy()
-    with Path(path).open("wb") as file:
+    with replacing(Path(path), shared=True) as file:
         np.savez_compressed(file, allow_pickle=False, **{key: value.astype(np.int32) for key, value in arrays.items()})

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import track
 
+from bcfl.console import console_for
 from bcfl.data import formats
 from bcfl.data.formats import Arrays, Reader
 from bcfl.files import replacing
@@ -241,12 +242,13 @@ def _fetch(name: str, path: Path | None) -> Arrays:
     except ImportError as error:
         raise _missing(name, path, f"or pip install 'bcfl[data]' to download {hub.repository}") from error
     arrays: Arrays = {}
+    progress = console_for(stderr=True)
     try:
         for split in ("train", "test"):
             rows = datasets.load_dataset(hub.repository, hub.config, split=split)
             pairs = [
                 (np.asarray(row[hub.image], np.uint8), row[hub.label])
-                for row in track(rows, description=f"unpacking {name} {split}", total=len(rows), transient=True)
+                for row in track(rows, f"unpacking {name} {split}", len(rows), console=progress, transient=True)
             ]
             arrays[f"x_{split}"] = np.stack([pixels[..., :3] if pixels.ndim == 3 else pixels for pixels, _ in pairs])
             arrays[f"y_{split}"] = np.array([label for _, label in pairs], np.uint8)

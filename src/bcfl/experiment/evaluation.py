@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from bcfl import local
+from bcfl.data.manifest import verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.experiment.config import Config
 from bcfl.experiment.prediction import Spread, predictor_of, quality
 from bcfl.experiment.problem import load_data
 from bcfl.experiment.result import Result
+from bcfl.experiment.store import RunFolder
 from bcfl.gaussian import flat
 from bcfl.local import Examples
 
@@ -27,17 +29,20 @@ def evaluate(result: Result, spread: Spread, *, choose: bool = False) -> dict[st
     `choose` the prior precision of its beliefs' spread is the one with the least NLL on the validation examples.
     """
     config = result.config
+    data = load_data(config)
+    if result.path is not None:
+        _refuse_other_data(data, RunFolder.open(result.path))
     if choose:
         if not config.data.validation:
             raise ValueError("prior precision 'auto' is chosen on validation data, and this run kept none apart "
                              "(data.validation is 0): give a number")  # fmt: skip
-        held_back = load_data(config)
         nll = {
-            p: quality(*_predictions(result, held_back, dataclasses.replace(spread, prior_precision=p)))["nll"]
+            p: quality(*_predictions(result, data, dataclasses.replace(spread, prior_precision=p)))["nll"]
             for p in PRIOR_PRECISIONS
         }
         spread = dataclasses.replace(spread, prior_precision=min(nll, key=lambda p: nll[p]))
-    data = load_data(_on_test_data(config))
+    if config.data.validation:
+        data = load_data(_on_test_data(config))
     return {
         "method": config.method["name"],
         "seed": config.experiment.seed,
@@ -47,6 +52,16 @@ def evaluate(result: Result, spread: Spread, *, choose: bool = False) -> dict[st
         "point": quality(*_predictions(result, data, None)),
         "mixture": quality(*_predictions(result, data, spread)),
     }
+
+
+def _refuse_other_data(data: FederatedData, folder: RunFolder) -> None:
+    """Nothing happens if the run was made with these data, as far as it knows: on Flower nobody sees all of them."""
+    kept = folder.read("manifest.json")
+    try:
+        if "format" in kept:
+            verify_manifest(data, kept)
+    except ValueError as error:
+        raise ValueError(f"the run in {folder.path} was made with other data: {error}") from None
 
 
 def _on_test_data(config: Config) -> Config:

@@ -75,15 +75,19 @@ def start(
     num_workers: int | None = None,
     device: str = "cpu",
     observers: Sequence[Observer] = (),
+    way_on: str | None = None,
 ) -> Result:
-    """Run from the beginning, into the folder `out` if given; nothing is written before the problem is sound."""
+    """Run from the beginning, into the folder `out` if given; nothing is written before the problem is sound.
+
+    If it is stopped, its user is told the `way_on`: by itself that is to resume it.
+    """
     find_device(device)
     problem = prepare(config, clients, factory)
     with _engine(config, problem, num_workers, device) as engine:
         if out is None:
             return _rounds(config, problem, engine, None, None, observers)
         folder = RunFolder.create(out, config.as_dict())
-        with folder.locked(), _resumable(folder, _how_to_resume(config, folder)):
+        with folder.locked(), _resumable(folder, way_on or _how_to_resume(config, folder)):
             _describe(folder, _split(config, problem.data), device)
             return _rounds(config, problem, engine, folder, None, observers)
 
@@ -97,6 +101,7 @@ def resume(
     num_workers: int | None = None,
     device: str = "cpu",
     observers: Sequence[Observer] = (),
+    way_on: str | None = None,
 ) -> Result:
     """Go on where the run in `path` was stopped; a complete run is only read.
 
@@ -119,7 +124,7 @@ def resume(
             verify_manifest(problem.data, folder.read("manifest.json"))
         with (
             _engine(config, problem, num_workers, device) as engine,
-            _resumable(folder, _how_to_resume(config, folder)),
+            _resumable(folder, way_on or _how_to_resume(config, folder)),
         ):
             if checkpoint:
                 _refuse_other_model(checkpoint, engine.layout, path)
@@ -161,8 +166,9 @@ def _go_back(folder: RunFolder, standing: Standing, device: str = "cpu") -> None
     if folder.has("environment.json"):
         before, now = {"device": "cpu"} | folder.read("environment.json"), environment(device)
         changed = [f"{key} {before.get(key)} is now {value}" for key, value in now.items() if before.get(key) != value]
-        if changed and not folder.complete:
+        if changed:
             logger.warning(f"{folder.path}: the environment has changed, results may differ: {', '.join(changed)}")
+            folder.write("environment.json", {**now, "before": [*before.pop("before", []), before]})
 
 
 def _describe(folder: RunFolder, split: Mapping[str, Any], device: str = "cpu") -> None:
@@ -181,7 +187,9 @@ def _split(config: Config, data: FederatedData) -> dict[str, Any]:
 def _how_to_resume(config: Config, folder: RunFolder) -> str:
     if FROM_PYTHON in (config.data.factory, config.model.factory):
         return f"bcfl.train(…, out={str(folder.path)!r})"
-    return f"`bcfl resume {shlex.quote(str(folder.path))}`"
+    moved = config.data.path if config.data.path != settings_of(folder.path).data.path else None
+    options = "" if moved is None else f" --data-path {shlex.quote(moved)}"
+    return f"`bcfl resume {shlex.quote(str(folder.path))}{options}`"
 
 
 @contextlib.contextmanager
@@ -367,6 +375,8 @@ def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
         checkpoint = folder.last_checkpoint()
     except ValueError as error:
         raise ValueError(f"{error}; repair it with {how}") from None
+    if checkpoint.round != config.experiment.rounds:
+        raise ValueError(f"{path} holds no checkpoint of its last round; repair it with {how}")
     return _kept_result(config, folder, checkpoint, factory)
 
 

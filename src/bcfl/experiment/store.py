@@ -168,6 +168,7 @@ class RunFolder:
 
     def go_back_to(self, standing: Standing) -> None:
         """Nothing is left of what came after the checkpoint: the run can go on from there."""
+        (self.path / "result.json").unlink(missing_ok=True)  # first: from here on the run is not complete
         for leftover in (*self.path.rglob("*.tmp"), *standing.damaged):
             leftover.unlink()
         for name, size in standing.log_sizes.items():
@@ -237,7 +238,7 @@ def refuse_if_full(folder: RunFolder, config: Mapping[str, Any]) -> None:
         there, here = (_in_words(settings, config) for settings in (folder.read("config.json"), config))
     except (AttributeError, KeyError, TypeError, ValueError):  # no run has written it
         raise ValueError(f"output folder {path} already holds something else: choose another folder") from None
-    differ = [key for key in here | there if here.get(key, "off") != there.get(key, "off")]
+    differ = [key for key in here | there if here.get(key, "off") != there.get(key, "off") and key != "data.path"]
     if not differ:
         complete = f"complete: read it with bcfl.load({str(path)!r}, …)"
         state = complete if folder.complete else "unfinished: continue it with `bcfl resume`"

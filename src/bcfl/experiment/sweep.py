@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
+from bcfl import local
 from bcfl.data.datasets import DATASETS
 from bcfl.data.manifest import verify_manifest
 from bcfl.data.partition import FederatedData, parse_specification
@@ -33,6 +36,8 @@ from bcfl.experiment.config import (
 from bcfl.experiment.problem import Split, load_data, model_factory, pose, set_up_memory, split_seed
 from bcfl.experiment.run import Observer, resume, start
 from bcfl.experiment.store import RunFolder, TakenError
+from bcfl.local import Examples
+from bcfl.models import FlatModel, ModelFactory, build
 
 # What may differ between runs that are averaged: who drew the numbers, where the data lay, when a run was looked at.
 NOT_A_SETTING = {
@@ -180,7 +185,7 @@ def sweep(
     cores = num_workers or os.cpu_count() or 1
     jobs = min(jobs or max(cores // fewest_clients, 1), max(len(open_runs), 1))
     workers = max(cores // jobs, 1) if num_workers or jobs > 1 else None
-    how = {"num_workers": workers, "device": device}
+    how = {"num_workers": workers, "device": device, "way_on": "the same command"}
     with _helpers(open_runs, how, jobs - 1):
         _work_off(open_runs, how, view, jobs)
     return [RunFolder.open(run.path).read("result.json") for run in runs]
@@ -218,8 +223,9 @@ def _go_on(run: Planned, how: Mapping[str, Any], observers: Sequence[Observer]) 
 def _helpers(runs: Sequence[Planned], how: Mapping[str, Any], count: int) -> Iterator[None]:
     """Other processes that work the runs off as well; locks keep everybody off each other's runs."""
     context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads in an unknown state
-    arguments = (runs, how, os.getpid())
-    helpers = [context.Process(target=_help, args=arguments, daemon=True) for _ in range(count)]
+    # Each begins with another run: whoever finds one taken has loaded its data in vain.
+    arguments = [([*runs[number:], *runs[:number]], how, os.getpid()) for number in range(1, count + 1)]
+    helpers = [context.Process(target=_help, args=own, daemon=True) for own in arguments]
     try:
         for helper in helpers:
             helper.start()
@@ -259,7 +265,10 @@ def _check(runs: Sequence[Planned], open_runs: Sequence[Planned]) -> int:
 
     So a mistake in the last one shows before the first has run.
     """
-    one_of_each = {(repr(run.config.data), json.dumps(run.config.method)): run.path for run in reversed(open_runs)}
+    one_of_each = {
+        (repr(run.config.data), json.dumps(run.config.method), run.config.model, run.config.experiment.joins): run.path
+        for run in reversed(open_runs)
+    }
     to_pose = set(one_of_each.values())
     sharing_data: dict[Any, list[Planned]] = {}  # so that each is loaded once
     for run in runs:
@@ -275,10 +284,19 @@ def _check(runs: Sequence[Planned], open_runs: Sequence[Planned]) -> int:
         for run in group:
             _refuse_other_data(run, data)
         for config in posed:
-            pose(config, data, model_factory(config))
+            _try_model(config, data, pose(config, data, model_factory(config)).factory)
         if posed:
             num_clients.append(data.num_clients)
     return min(num_clients, default=1)
+
+
+def _try_model(config: Config, data: FederatedData, factory: ModelFactory) -> None:
+    """Nothing happens if the model can be trained on the data of the client that has least of them."""
+    rows = min(data.train_of, key=len)
+    x, images = local.pool(data.x_train[rows])
+    examples = Examples(x, data.y_train[rows], torch.arange(len(rows)), images)
+    probe = FlatModel(build(factory, config.experiment.seed, "probe"))
+    local.check_model(probe, examples, data.num_classes, batch_size=config.training.batch_size)
 
 
 def _what_decides_data(config: Config) -> tuple[Any, ...]:
@@ -365,6 +383,14 @@ def rows_in_order(named: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int]:
         return [methods.index(method), *((0, v) if isinstance(v, int | float) else (1, text_of(v)) for v in values)]
 
     return sorted(range(len(named)), key=place)
+
+
+def draw_of(config: Mapping[str, Mapping[str, Any]]) -> tuple[int, int | None]:
+    """What tells apart runs that are averaged: who drew their numbers, and their split if it has a draw of its own.
+
+    If that is the same, it is the same run, looked at or saved at other times.
+    """
+    return config["experiment"]["seed"], config["data"]["seed"]
 
 
 def alike(summaries: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -404,7 +404,8 @@ def _repeat(run: Run) -> str:
             "<p>Save these settings as <code>settings.toml</code>; the seed is part of them, and the same settings "
             "give the same numbers.</p><pre>bcfl run settings.toml --out again</pre>"
         )
-    made_with = ", ".join(f"{name} {version}" for name, version in run.environment.items())
+    made_with = ", ".join(f"{name} {version}" for name, version in run.environment.items() if name != "before")
+    made_with += " (begun with others)" if "before" in run.environment else ""
     split = run.manifest.get("sha256")
     fingerprint = f" The split of the data has the fingerprint {split[:16]}." if split else ""
     return (

@@ -23,6 +23,8 @@ SHOWN_CLIENTS = 12
 
 
 def associate_newcomer(options: Namespace) -> int:
+    if options.save:
+        options.save.parent.mkdir(parents=True, exist_ok=True)
     result = load_result(options.run)
     x, y = _read_examples(options.data, options.examples)
     newcomer = result.associate(x, y, temperature=_temperature(options.temperature), prior=options.prior)
@@ -105,6 +107,8 @@ def evaluate_run(options: Namespace) -> int:
     allowed = "auto or a number ≥ 0"
     prior = math.inf if automatic else _number(options.prior_precision, "--prior-precision", allowed)
     spread = Spread(options.beliefs, options.samples, prior)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     result = load_result(options.run)
     if options.data_path is not None:
         result = replace(result, config=result.config.with_data_path(str(options.data_path)))

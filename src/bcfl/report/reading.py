@@ -15,7 +15,7 @@ from bcfl.association import align, entropy, marginals
 from bcfl.data.manifest import groups_in
 from bcfl.experiment.config import parse_config
 from bcfl.experiment.metrics import follow_drift
-from bcfl.experiment.sweep import differences, rows_in_order, text_of, title_of
+from bcfl.experiment.sweep import differences, draw_of, rows_in_order, text_of, title_of
 from bcfl.methods import method_of
 
 Floats = NDArray[np.float64]
@@ -47,7 +47,7 @@ class Run:
     path: Path
     config: dict[str, dict[str, Any]]
     manifest: dict[str, Any]
-    environment: dict[str, str]
+    environment: dict[str, Any]  # the last one's versions and machine, and under "before" those of earlier ones
     start_work: dict[str, int]  # before the first round: warm-up
     rounds: list[dict[str, Any]]  # round 1 first
     stories: list[Stories]  # (round,)
@@ -288,6 +288,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     """The runs by method and settings, as a table has them."""
     groups: dict[str, Group] = {}
     for run, settings in zip(runs, differences([run.config for run in runs]), strict=True):
-        groups.setdefault(json.dumps([run.method, settings]), Group(run.method, settings, [])).runs.append(run)
+        group = groups.setdefault(json.dumps([run.method, settings]), Group(run.method, settings, []))
+        if draw_of(run.config) not in (draw_of(other.config) for other in group.runs):
+            group.runs.append(run)
     found = list(groups.values())
     return [found[row] for row in rows_in_order([(group.method, group.settings) for group in found])]
