@@ -313,6 +313,25 @@ def ask_gate(path: str, method: str = "POST", body: bytes = b"hello", up: bool =
     return status, answer, seen
 
 
+def test_the_gate_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bcfl.deploy.gate.TIMEOUT", 0.05)
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b".", "more_body": True}
+
+    async def send(part: Any) -> None:
+        sent.append(part)
+
+    async def go() -> None:
+        async with httpx.AsyncClient() as client:
+            await Gate(client)({"type": "http", "method": "POST", "path": "/v1/fleet/x", "headers": []}, receive, send)
+
+    asyncio.run(go())
+    assert sent[0]["status"] == 408
+
+
 def test_the_gate_lets_nodes_through() -> None:
     assert ask_gate("/v1/fleet/pull-messages") == (200, b"answer to hello", ["/v1/fleet/pull-messages"])
 

@@ -5,6 +5,7 @@ terms of the federation. A node's own configuration says which client it is (`pa
 come from (`data-factory`) and how they are protected (`privacy-noise` and others, see `bcfl.engines.flower.privacy`).
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -97,10 +98,11 @@ class PrivacyReport:
 
     def round_done(self, record: dict[str, Any], seconds: float) -> None:
         if self.engine.privacy:
-            reports = {
-                str(client): {"epsilon": spent(releases, delta), "delta": delta, "releases": sum(releases.values())}
-                for client, (releases, delta) in sorted(self.engine.privacy.items())
-            }
+            reports = {}
+            for client, (releases, delta) in sorted(self.engine.privacy.items()):
+                epsilon = spent(releases, delta)
+                kept = epsilon if math.isfinite(epsilon) else None  # None: nothing is protected; JSON has no infinity
+                reports[str(client)] = {"epsilon": kept, "delta": delta, "releases": sum(releases.values())}
             RunFolder(self.folder).write("privacy.json", reports)
 
 

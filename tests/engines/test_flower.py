@@ -17,6 +17,7 @@ import torch
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from google.protobuf.message import DecodeError
 from inprocess_grid import FIRST_NODE, InProcessGrid, federate, flat, run_server, settings
 
 from bcfl.engines.flower.clients import FlowerClients
@@ -200,6 +201,23 @@ def lying_header(answer: Message) -> Message:
     return answer
 
 
+def with_header(header: bytes) -> Callable[[Message], Message]:
+    """The right shape and type outside, and that text where numpy looks for them."""
+
+    def change(answer: Message) -> Message:
+        record = answer.content.array_records["answer"]
+        key, array = next(iter(record.items()))
+        length = int.from_bytes(array.data[8:10], "little")
+        data = array.data[:10] + header.ljust(length - 1) + b"\n" + array.data[10 + length :]
+        record[key] = Array(array.dtype, tuple(array.shape), array.stype, data)
+        return answer
+
+    return change
+
+
+HEADERS = (b"{", b"'''", b"{[]: 1}", b"{1:1,'a':2}", b"{'descr': ('<f8',), 'fortran_order': False, 'shape': (1,)}")
+
+
 def empty(answer: Message) -> Message:
     answer.content = RecordDict()
     return answer
@@ -216,6 +234,7 @@ SCORES_UNSOUND = {
     "wrong type": lambda answer: first_array(answer, lambda values: values.astype(np.float32)),
     "truncated": cut_short,
     "lying header": lying_header,
+    **{f"header {header.decode()[:12]}": with_header(header) for header in HEADERS},
     "not finite": with_value(np.nan),
     "above zero": with_value(1.0),
     "empty": empty,
@@ -297,12 +316,29 @@ def test_a_negative_precision_is_refused(tmp_path: Path, caplog: pytest.LogCaptu
     assert "precision must be ≥ 0" in caplog.text
 
 
-@pytest.mark.parametrize("change", ["confusion", "calibration", "brier"])
-def test_an_unsound_evaluation_leaves_the_client_out(change: str, tmp_path: Path) -> None:
+def wrapped(confusion: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Counts whose sum is right only as it wraps around."""
+    more = confusion.copy()
+    more.flat[:4] += 2**62
+    assert more.sum() == confusion.sum()
+    return more
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((name, lambda values: values + 1000) for name in ("confusion", "calibration", "brier", "log-likelihood")),
+        ("confusion", wrapped),
+        ("log-likelihood", lambda values: values * 1e300),
+        ("calibration", lambda values: values * [1, 1e9, 1]),
+        ("calibration", lambda values: values * [1, 1, 1e9]),
+    ],
+)
+def test_an_unsound_evaluation_leaves_the_client_out(name: str, change: Callable[[Any], Any], tmp_path: Path) -> None:
     def spoil(question: Message, answer: Message) -> Message:
         if question.metadata.message_type == "evaluate" and settings(question)["client"] == 1:
             record = answer.content.array_records["answer"]
-            record[change] = Array(record[change].numpy() + 1000)
+            record[name] = Array(change(record[name].numpy()))
         return answer
 
     result = federate(config_of("fedavg", 1), NUM_CLIENTS, tmp_path / "run", spoil)
@@ -343,6 +379,8 @@ def test_a_late_answer_is_not_mixed_into_the_next_round(
 LOOKS_UNSOUND: dict[str, Callable[[Message], Message | None]] = {
     **{name: spoil for name, spoil in SCORES_UNSOUND.items() if name != "lying header"},
     "negative variance": lambda answer: with_covariance(answer, -1.0),
+    "a mean below what any is": with_value(-1e9),
+    "a variance above what any is": lambda answer: with_covariance(answer, 1e30),
 }
 
 
@@ -503,6 +541,80 @@ def test_too_few_answers_stop_the_run_and_a_new_one_goes_on_from_there(tmp_path:
     assert_same(load_result(tmp_path / "run"), start(config, None, num_workers=1))
 
 
+@pytest.mark.parametrize("racing", [0.0, 0.05])
+def test_a_score_beyond_all_bounds_counts_as_the_least_there_is(racing: float, tmp_path: Path) -> None:
+    def spoil(question: Message, answer: Message) -> Message:
+        ask = settings(question)
+        if question.metadata.message_type == "query.score" and ask["client"] == 1 and ask["kind"] == "score":
+            return first_array(answer, lambda values: np.full_like(values, -1e300))
+        return answer
+
+    result = federate(config_of(racing=racing), NUM_CLIENTS, tmp_path / "run", spoil)
+    assert len(result.state.log_weight) == 3
+    assert result.state.log_weight.isfinite().all()
+
+
+def test_an_answer_that_cannot_be_unpacked_costs_the_others_nothing(tmp_path: Path) -> None:
+    run_config = flat(config_of(), out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, deadline=0.5)
+    grid, bad = InProcessGrid(run_config, NUM_CLIENTS), set[str]()
+    pull = grid.pull_messages
+
+    def tamper(question: Message, answer: Message) -> Message:
+        ask = settings(question)
+        if question.metadata.message_type == "train.fit" and ask["client"] == 1 and ask["round"] == 2:
+            bad.add(question.metadata.message_id)
+        return answer
+
+    def unpack(message_ids: Any) -> Any:
+        if bad & set(message_ids):
+            raise DecodeError("Error parsing message")
+        return pull(message_ids)
+
+    grid.tamper, grid.pull_messages = tamper, unpack  # type: ignore[method-assign]
+    run_server(grid, run_config)
+    assert bad
+    result = load_result(tmp_path / "run")
+    assert result.history[2]["work"]["late"] >= 1
+    assert_same(result, federate(config_of(), NUM_CLIENTS, tmp_path / "silent",
+                                 unsound_from_client_1("train.fit", lambda answer: None), deadline=0.5))  # fmt: skip
+
+
+def test_a_node_that_says_nothing_is_asked_ever_more_rarely(tmp_path: Path) -> None:
+    run_config = flat(config_of("fedavg", 12), out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, deadline=0.3)
+    grid, asked = InProcessGrid(run_config, NUM_CLIENTS + 1), list[int]()
+
+    def tamper(question: Message, answer: Message) -> Message | None:
+        if question.metadata.message_type != DESCRIBE or question.metadata.dst_node_id < FIRST_NODE + NUM_CLIENTS:
+            return answer
+        asked.append(len(grid.kinds))
+        return None
+
+    grid.tamper = tamper
+    run_server(grid, run_config)
+    assert 2 <= len(asked) <= 4  # of 13 meetings
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"noise": [float("nan")]},
+        {"noise": [float("inf")]},
+        {"noise": [1.0 + i for i in range(101)], "count": [1] * 101},
+    ],
+)
+def test_an_unsound_privacy_report_is_not_added_up(
+    change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoil(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "train.fit" and settings(question)["client"] == 1:
+            answer.content["privacy"] = ConfigRecord({"noise": [20.0], "count": [1], "delta": 1e-5, **change})
+        return answer
+
+    federate(config_of("fedavg", 1), NUM_CLIENTS, tmp_path / "run", spoil)
+    assert "client 1: its privacy report is unsound" in caplog.text
+    assert not (tmp_path / "run" / "privacy.json").exists()
+
+
 @pytest.mark.parametrize(
     ("said", "says"),
     [
@@ -556,6 +668,10 @@ GOOD_FIT = {
         ({"beliefs": [5]}, "mean.5 is missing"),
         ({"levels": [-1.0]}, "precision.0 is missing"),
         ({"num-steps": 10**9}, "num-steps must be a whole number from -1 to 1000000"),
+        (
+            {"num-steps": 10**6, "beliefs": [0, 0], "parents": [0, 0], "strengths": [1.0, 1.0], "levels": [0.0, 0.0]},
+            "2000000 local steps are asked for, at most 1000000 are trained",
+        ),
         ({"curvature": 7}, "curvature must be a whole number from 0 to 1"),
         ({"held-out": 1.0}, r"held-out must be a number in \[0, 1\)"),
     ],

@@ -307,3 +307,6 @@ def test_unsound_settings_are_named(settings: dict[str, Any], message: str) -> N
 def test_without_settings_there_is_no_privacy() -> None:
     assert privacy_from({"partition-id": 0}) is None
     assert privacy_from({"privacy-noise": 2.0, "privacy-score-clip": 1.0}) == Privacy(2.0, score_clip=1.0)
+    whole = privacy_from({"privacy-noise": 2, "privacy-max-epsilon": 10})
+    assert whole is not None
+    assert [type(value) for value in (whole.noise, whole.max_epsilon)] == [float, float]

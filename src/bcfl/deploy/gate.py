@@ -6,6 +6,7 @@ size. It ends the clients' TLS with the server's certificate; the nodes' own sig
 """
 
 import argparse
+import asyncio
 import re
 import ssl
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -16,6 +17,7 @@ import httpx
 import uvicorn
 
 ALLOWED = re.compile(r"/v1/fleet/[a-z-]+")
+TIMEOUT = 120  # seconds for a request to arrive, and for the SuperLink to answer it
 MAX_BYTES = 32 * 2**20  # of one request: Flower sends arrays in pieces of 5 MB
 NOT_FORWARDED = {b"host", b"connection", b"content-length", b"transfer-encoding", b"keep-alive", b"upgrade"}
 NOT_ANSWERED = NOT_FORWARDED | {b"content-encoding"}  # httpx has decoded the body
@@ -36,25 +38,38 @@ class Gate:
         if scope["method"] != "POST" or ALLOWED.fullmatch(scope["path"]) is None:
             await _answer(send, 404)
             return
-        body = bytearray()
-        while True:
-            part = await receive()
-            if part["type"] == "http.disconnect":
-                return
-            body += part.get("body", b"")
-            if len(body) > MAX_BYTES:
-                await _answer(send, 413)
-                return
-            if not part.get("more_body"):
-                break
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                body = await _body(receive)
+        except TimeoutError:
+            await _answer(send, 408)
+            return
+        if body is None:
+            return
+        if len(body) > MAX_BYTES:
+            await _answer(send, 413)
+            return
         headers = [(name, value) for name, value in scope["headers"] if name.lower() not in NOT_FORWARDED]
         try:
-            reply = await self.link.post(scope["path"], content=bytes(body), headers=headers)
+            reply = await self.link.post(scope["path"], content=body, headers=headers)
         except httpx.HTTPError:
             await _answer(send, 502)
             return
         kept = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in NOT_ANSWERED]
         await _answer(send, reply.status_code, kept, reply.content)
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """What was sent, as far as it is needed to see that it is too much; None if its sender has gone."""
+    body = bytearray()
+    while len(body) <= MAX_BYTES:
+        part = await receive()
+        if part["type"] == "http.disconnect":
+            return None
+        body += part.get("body", b"")
+        if not part.get("more_body"):
+            break
+    return bytes(body)
 
 
 async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b"") -> None:
@@ -72,7 +87,7 @@ def main() -> None:
     options = parser.parse_args()
     trust = ssl.create_default_context(cafile=options.certificates / "ca.crt")
     link = httpx.AsyncClient(
-        base_url=f"https://127.0.0.1:{options.link_port}", verify=trust, timeout=120, trust_env=False
+        base_url=f"https://127.0.0.1:{options.link_port}", verify=trust, timeout=TIMEOUT, trust_env=False
     )
     uvicorn.run(
         Gate(link),

@@ -8,6 +8,7 @@ import torch
 from flwr.app import Array, RecordDict
 from torch import Tensor
 
+from bcfl import local
 from bcfl.engines.client import among, draw_model, is_usable, wanted_models
 from bcfl.engines.flower.records import (
     DOUBLE,
@@ -120,7 +121,8 @@ class FlowerClients:
                 asks.append(self.engine.ask(client, self.round, {**settings, **place}, arrays))
 
             def read(position: int, content: RecordDict, asks: "list[Ask]" = asks) -> tuple[Tensor, ...] | None:
-                return _read_scores(settings_of(asks[position].content, "ask"), content)
+                client = asks[position].client
+                return _read_scores(settings_of(asks[position].content, "ask"), content, int(self.num_examples[client]))
 
             failed |= {client for client, _ in pairs}
             for position, answer in self.engine.exchange(SCORE, self.round, asks, self.work, read):
@@ -323,11 +325,12 @@ def _or_all(max_examples: int | None) -> int:
     return -1 if max_examples is None else max_examples
 
 
-def _read_scores(ask: Mapping[str, Any], content: RecordDict) -> tuple[Tensor, ...] | None:
+def _read_scores(ask: Mapping[str, Any], content: RecordDict, num_examples: int) -> tuple[Tensor, ...] | None:
     """What a client says of its models, after it is found sound; None where more of its models are to come first.
 
     A score is a row of log-likelihoods of discrete labels, so none is above 0; shares sum to one; a look gives mean
-    log-likelihoods and their covariance.
+    log-likelihoods and their covariance. No example counts below local.FLOOR, as none of an honest client does: what is
+    far beyond would drown everybody else's numbers in rounding.
     """
     arrays, count, total = arrays_of(content, "answer"), ask["num-models"], ask["total"]
 
@@ -338,7 +341,7 @@ def _read_scores(ask: Mapping[str, Any], content: RecordDict) -> tuple[Tensor, .
         scores = numbers("scores", count)
         if float(scores.max()) > 0:
             raise ValueError("log-likelihoods must be ≤ 0")
-        return (scores,)
+        return (scores.clamp(min=local.FLOOR * num_examples),)
     if ask["first"] + count < total:
         return None
     if ask["kind"] == "share":
@@ -349,4 +352,6 @@ def _read_scores(ask: Mapping[str, Any], content: RecordDict) -> tuple[Tensor, .
     mean, covariance = numbers("mean", total), numbers("covariance", total, total)
     if float(mean.max()) > 0 or float(covariance.diagonal().min()) < 0:
         raise ValueError("mean log-likelihoods must be ≤ 0 and their variances ≥ 0")
+    if float(mean.min()) < local.FLOOR or float(covariance.abs().max()) > local.FLOOR**2:
+        raise ValueError(f"mean log-likelihoods must be ≥ {local.FLOOR:g}, and covariances no larger than that allows")
     return mean, covariance

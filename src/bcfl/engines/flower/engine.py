@@ -1,15 +1,17 @@
 """The server's side: an engine like the simulator, whose clients are behind Flower's grid."""
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from bcfl import local
@@ -38,6 +40,8 @@ from bcfl.models import FlatModel, ModelFactory, build
 T = TypeVar("T")
 log = logging.getLogger("bcfl")
 POLL = 0.2  # seconds between two looks for answers
+MOST_NOISES = 100  # of a client's privacy report
+UNPACKING = (DecodeError, ValueError, TypeError, KeyError)  # what bytes of a sender's choice can lead to
 
 
 @dataclass(frozen=True)
@@ -121,9 +125,12 @@ class FlowerEngine:
         self.momentum: dict[int, dict[int, Tensor]] = {}  # always empty: clients keep their own
         self.members: dict[int, Member] = {}
         self.privacy: dict[int, tuple[Releases, float]] = {}  # client -> its releases and δ, where it protects its data
-        self.num_classes: int | None = None
         self._online: set[int] = set()
         self._refused: set[int] = set()
+        self._meetings = 0
+        self._silent: dict[
+            int, tuple[int, int]
+        ] = {}  # node -> how often it did not answer, the meeting to ask it again
         expected = self._num_joined(0)
         self.meet(expected, expected)
 
@@ -150,10 +157,12 @@ class FlowerEngine:
     def meet(self, enough: int, expected: int) -> None:
         """See who is there, ask newcomers who they are, and wait until `enough` of the `expected` came, or long."""
         until = time.monotonic() + self.terms.wait
-        asked: set[int] = set()  # a newcomer that fails is asked again before the next round, not at once
+        asked: set[int] = set()  # a newcomer that fails is asked again before a later round, not at once
+        self._meetings += 1
         while True:
             self._online = set(self.grid.get_node_ids())
             known = {member.node for member in self.members.values()} | self._refused
+            known |= {node for node, (_, again) in self._silent.items() if again > self._meetings}
             newcomers = sorted(self._online - known - asked)
             asked.update(newcomers)
             asks = [Ask(-1, node, RecordDict({"ask": ConfigRecord({"client": -1})})) for node in newcomers]
@@ -177,8 +186,6 @@ class FlowerEngine:
         length, shapes = whole_number(said, "vector-length", 1, 2**62), list_of(said, "shapes", str)
         self.layout.refuse_other(length, [one_line(shape) for shape in shapes], "at the client")
         num_classes = whole_number(said, "num-classes", 1, 2**20)
-        if self.num_classes not in (None, num_classes):
-            raise ValueError(f"its model tells {num_classes} classes apart, the others' {self.num_classes}")
         later = _read_sizes(settings_of(content, "later")) if "later" in content.config_records else None
         return client, Member(0, num_classes, _read_sizes({**said, "round": 0}), later)
 
@@ -188,7 +195,6 @@ class FlowerEngine:
             self._refused.add(member.node)
             log.warning("node %s says that it is client %s, which is already here: refused", member.node, client)
             return
-        self.num_classes = member.num_classes
         self.members[client] = member
 
     def begin(self, round_index: int) -> FlowerClients:
@@ -234,10 +240,15 @@ class FlowerEngine:
             finite(read_array(arrays.get("log-likelihood"), (1,), DOUBLE, "log-likelihood"), "log-likelihood")
         )
         brier = float(finite(read_array(arrays.get("brier"), (1,), DOUBLE, "brier"), "brier"))
-        if int(confusion.min()) < 0 or int(confusion.sum()) != num_test:
+        if int(confusion.min()) < 0 or int(confusion.max()) > num_test or int(confusion.sum()) != num_test:
             raise ValueError(f"confusion must count the client's {num_test} test examples")
-        if float(finite(calibration, "calibration").min()) < 0 or int(calibration[:, 0].sum()) != num_test:
+        if not local.FLOOR * num_test <= total <= 0:
+            raise ValueError(f"log-likelihood must be between {local.FLOOR:g} and 0 for each test example")
+        counted = finite(calibration, "calibration")[:, :1]
+        if float(calibration.min()) < 0 or int(counted.sum()) != num_test:
             raise ValueError(f"calibration must count the client's {num_test} test examples")
+        if bool((calibration > counted * 1.001 + 1e-6).any()):
+            raise ValueError("calibration: confidence and successes must not be above what is counted")
         if not 0 <= brier <= 2.001 * num_test:
             raise ValueError(f"brier must be between 0 and 2 for each of the client's {num_test} test examples")
         return Evaluation(confusion, total, calibration, brier)
@@ -272,7 +283,7 @@ class FlowerEngine:
             if not message:
                 self._leave_out(kind, round_index, asks[position], work, "late", "the message could not be delivered")
         while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
+            for reply in self._pull(waiting):
                 found = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if found is None:
                     continue
@@ -294,8 +305,19 @@ class FlowerEngine:
             if waiting:
                 time.sleep(POLL)
 
+    def _pull(self, waiting: Iterable[str]) -> list[Message]:
+        """The answers that have come; one that cannot even be unpacked, which Flower does here, has not."""
+        try:
+            return list(self.grid.pull_messages(list(waiting)))
+        except UNPACKING:
+            replies: list[Message] = []
+            for message in list(waiting):
+                with contextlib.suppress(*UNPACKING):
+                    replies += self.grid.pull_messages([message])
+            return replies
+
     def _note_privacy(self, client: int, content: RecordDict) -> None:
-        """Keep what a client says of its own privacy: nothing depends on it, so a false report harms only itself."""
+        """Keep what a client says of its own privacy: no result depends on it, but it is added up every round."""
         report = content.config_records.get("privacy")
         if report is None:
             return
@@ -303,8 +325,14 @@ class FlowerEngine:
             noise = list_of(report, "noise", float)
             count = list_of(report, "count", int, len(noise))
             delta = report.get("delta")
-            if not isinstance(delta, float) or not 0 < delta < 1 or min([*noise, *count], default=1) <= 0:
-                raise ValueError("noise and counts must be above 0, delta between 0 and 1")
+            if (
+                not isinstance(delta, float)
+                or not 0 < delta < 1
+                or not all(0 < one < math.inf for one in [*noise, *count])
+            ):
+                raise ValueError("noise and counts must be finite and above 0, delta between 0 and 1")
+            if len(noise) > MOST_NOISES:
+                raise ValueError(f"it tells of {len(noise)} noises, at most {MOST_NOISES} are added up")
         except ValueError as error:
             log.warning("client %s: its privacy report is unsound: %s", client, one_line(error))
             return
@@ -316,6 +344,9 @@ class FlowerEngine:
         log.warning("round %s, %s, %s: %s", round_index, kind, who, one_line(reason))
         if kind == DESCRIBE and count == "rejected":
             self._refused.add(ask.node)
+        elif kind == DESCRIBE:  # everybody waits for a node that does not answer: it is asked ever more rarely
+            times = self._silent.get(ask.node, (0, 0))[0] + 1
+            self._silent[ask.node] = times, self._meetings + 2**times
 
     def require(self, answered: int, asked: int, kind: str, round_index: int) -> None:
         if asked and answered < self.least(asked):

@@ -155,4 +155,6 @@ def privacy_from(node_config: Mapping[str, Any]) -> Privacy | None:
         raise ValueError(f"unknown node setting {unknown[0]}; allowed: {', '.join(names)}")
     if given and "privacy-noise" not in given:
         raise ValueError("privacy-noise must be given where other privacy settings are")
-    return Privacy(**{names[key]: value for key, value in given.items()}) if given else None
+    # A whole number is a number, too, but what is reported must be of one kind.
+    numbers = {names[key]: float(value) if type(value) is int else value for key, value in given.items()}
+    return Privacy(**numbers) if numbers else None

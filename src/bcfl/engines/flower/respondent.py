@@ -29,7 +29,7 @@ from bcfl.gaussian import Gaussian
 from bcfl.models import FlatModel
 from bcfl.racing import moments
 
-MAX_STEPS = 1_000_000  # of one local training: a client is asked for no more, whoever asks
+MAX_STEPS = 1_000_000  # of all local trainings that one question asks for: no client trains more, whoever asks
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,9 @@ class Respondent:
         if ask.get("kind") == "best":
             choice, num_scored = self._best(torch.stack([model.mean for model in models]), ask, round_index)
             chosen = [choice]
+        steps = len(chosen) * (client.training.local_steps if num_steps < 1 else num_steps)
+        if steps > MAX_STEPS:
+            raise ValueError(f"{steps} local steps are asked for, at most {MAX_STEPS} are trained")
         memory = _Momentum(state, round_index) if self.client.training.momentum_state == "client" else None
         answer = {}
         for i in chosen:
