@@ -44,6 +44,9 @@ def rows(n=12, classes=3):
 def clients():
     torch.manual_seed(0)
     return [(*rows(), *rows(6)) for _ in range(5)]
+def untested():
+    torch.manual_seed(0)
+    return [rows() for _ in range(5)]
 def no_training_data(): return [rows(), rows(0)]
 def many_labels(): return [rows(13, 13) for _ in range(5)]
 def negative_label(): return [(torch.randn(2, 4), torch.tensor([0, -1]))]
@@ -395,6 +398,15 @@ def test_what_a_sweep_would_do_can_be_read_by_programs(own_folder: Path, capsys:
         Path("results", Path(run["path"]).name + ".json").touch()
     assert call(["sweep", "a.toml", "--without", "results", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+def test_what_the_figures_cannot_tell_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([*own("untested"), "--set", "method.name=bcfl-g", "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "bcfl-g, seed 0, 2 rounds: not tested, as no client has test data" in shown
+    assert "sure: one hypothesis was kept" in shown
+    assert call([*own("clients"), "--quiet"]) == 0
+    assert "one hypothesis" not in capsys.readouterr().out
 
 
 def test_own_model_and_clients_by_name(capsys: pytest.CaptureFixture[str]) -> None:

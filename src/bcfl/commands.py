@@ -115,7 +115,7 @@ def print_result(result: Result) -> None:
     for title in shown:
         figures.add_column(title, justify="right")
     figures.add_row(*(f"{value:.3f}" for value in shown.values()))
-    console.print(figures)
+    console.print(figures if shown else f"{figures.title}: not tested, as no client has test data")
     if "agreement" in shown:
         console.print(
             "agreement: adjusted Rand index of the assignment with the true groups, 1 is perfect\n", style="dim"
@@ -139,6 +139,8 @@ def print_result(result: Result) -> None:
         clusters.add_row("none", str(len(unseen)), "", "never took part")
     if probability.shape[1] < 50:
         console.print(clusters)
+        if result.num_hypotheses == 1 < probability.shape[1]:
+            console.print("sure: one hypothesis was kept, so this is 1 whatever the data say\n", style="dim")
 
     work = summary["work"]
     console.print(

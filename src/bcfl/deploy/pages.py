@@ -46,7 +46,7 @@ A private key belongs to one machine only: move it, do not copy it, over a chann
 
 ## On every machine
     python3 -m venv venv && . venv/bin/activate
-    pip install 'bcfl[flower]'    # in a copy of its repository: pip install --constraint constraints.txt '.[flower]'
+    pip install --constraint constraints.txt '.[flower]'    # in a copy of bcfl's repository
 
 The same version everywhere. No machine needs a way out to the internet afterwards.
 

@@ -51,6 +51,11 @@ class Result:
         return torch.where((assignment[0] < 0)[:, None], self._anywhere(), probability)
 
     @property
+    def num_hypotheses(self) -> int:
+        """How many stories the last round kept; with one all probabilities are 0 or 1, whatever the data say."""
+        return len(self._stories()[1])
+
+    @property
     def co_association(self) -> Tensor:
         """How likely any two clients share a cluster; one that never took part may be in any of them."""
         assignment, log_weight = self._stories()
