@@ -25,10 +25,10 @@ from bcfl.methods.training import (
     belief_folds,
     client_weights,
     distinct_groups,
+    distinct_results,
     draw_starts,
     single_story,
     train_groups,
-    without_copies,
 )
 from bcfl.predictive import varied
 from bcfl.racing import TOLERANCE, race
@@ -96,13 +96,8 @@ class BCFL:
             return self._greedy_round(state, clients)
         kept, memory = self._associate(_joined(state, clients.present), clients)
         groups = distinct_groups(state.model_of, kept, clients.present)
-        came: set[tuple[int, int]] = set()
-
-        def note(belief: int, client: int, posterior: Gaussian) -> None:
-            came.add((belief, client))
-
-        folds = train_groups(state, groups, clients, self.fusion, self.forgetting, watch=note)
-        models, model_of, parent_of = without_copies(groups, folds.results(), came)
+        folds = train_groups(state, groups, clients, self.fusion, self.forgetting)
+        models, model_of, parent_of = distinct_results(groups, folds)
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
         if self.strategy == "consensus":  # all of one parent, so that they remember the same
             memory = {name: values[:1] if name == "membership" else values for name, values in memory.items()}

@@ -1,6 +1,6 @@
 """From local posteriors to new beliefs: which trainings a set of hypotheses needs, and their fusion as they arrive."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,28 +50,6 @@ def distinct_groups(model_of: Tensor, branches: Branches, present: Tensor) -> Gr
     )
 
 
-def without_copies(groups: Groups, models: Gaussian, came: Set[tuple[int, int]]) -> tuple[Gaussian, Tensor, Tensor]:
-    """The new beliefs, who uses which, and which old one each was; those that turned out the same are one.
-
-    Groups differ in whom they asked. Where a (belief, client) never `came`, because the client was late or its training
-    went off, two of them may have learned the same: as two beliefs they would be trained and scored twice for ever.
-    """  # (belief, vector), (hypothesis, cluster) -> belief, (belief,) -> old belief
-    members: list[list[int]] = [[] for _ in groups.belief]
-    for belief, client, users in zip(
-        groups.job_belief.tolist(), groups.job_client.tolist(), groups.users_of_job, strict=True
-    ):
-        for group in users if (belief, client) in came else ():
-            members[group].append(client)
-    learned = [(belief, *own) for belief, own in zip(groups.belief.tolist(), members, strict=True)]
-    first = {what: group for group, what in reversed(list(enumerate(learned)))}
-    if len(first) == len(learned):
-        return models, groups.model_of, groups.belief
-    kept = sorted(first.values())
-    number = torch.tensor([kept.index(first[what]) for what in learned])
-    model_of = torch.where(groups.model_of >= 0, number[groups.model_of], -1)
-    return models[kept], model_of, groups.belief[kept]
-
-
 class FusionStack:
     """One fusion per group, written in place into the stack of new beliefs; an untrained group keeps its old belief."""
 
@@ -79,6 +57,7 @@ class FusionStack:
         shape = (len(belief_of_group), models.mean.shape[1])
         self._mean, self._precision = models.mean.new_empty(shape), models.mean.new_empty(shape)
         self._models, self._belief = models, belief_of_group.tolist()
+        self.came: set[tuple[int, int]] = set()  # (belief, client) whose posteriors have arrived
         storage = zip(self._mean, self._precision, strict=True)
         self._folds = [Fusion(priors[b], rule, rows) for b, rows in zip(self._belief, storage, strict=True)]
 
@@ -139,10 +118,32 @@ def train_groups(
     for job, posterior in enumerate(clients.fit(state.models, jobs)):
         client = int(groups.job_client[job])
         if posterior is not None:
-            watch(int(groups.job_belief[job]), client, posterior)
+            belief = int(groups.job_belief[job])
+            folds.came.add((belief, client))
+            watch(belief, client, posterior)
         for group in groups.users_of_job[job]:
             folds.add(group, posterior, weight[client])
     return folds
+
+
+def distinct_results(groups: Groups, folds: FusionStack) -> tuple[Gaussian, Tensor, Tensor]:
+    """The new beliefs, who uses which, and which old one each was; those that turned out the same are one.
+
+    Groups differ in whom they asked. Where a client was late, or its training went off, two of them may have learned
+    the same: as two beliefs they would be trained and scored twice for ever.
+    """  # (belief, vector), (hypothesis, cluster) -> belief, (belief,) -> old belief
+    models, learned = folds.results(), [[belief] for belief in groups.belief.tolist()]
+    jobs = zip(groups.job_belief.tolist(), groups.job_client.tolist(), strict=True)
+    for job, users in zip(jobs, groups.users_of_job, strict=True):
+        for group in users if job in folds.came else ():
+            learned[group].append(job[1])
+    first = {tuple(what): group for group, what in reversed(list(enumerate(learned)))}
+    if len(first) == len(learned):
+        return models, groups.model_of, groups.belief
+    kept = sorted(first.values())
+    number = torch.tensor([kept.index(first[tuple(what)]) for what in learned])
+    model_of = torch.where(groups.model_of >= 0, number[groups.model_of], -1)
+    return models[kept], model_of, groups.belief[kept]
 
 
 def draw_starts(clients: Clients, num_clusters: int, num_hypotheses: int = 1) -> Tensor:
