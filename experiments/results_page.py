@@ -258,6 +258,7 @@ def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper, reaso
     if len(counts) < 2:
         return []
     heading, rows = ", ".join(problem), rows_of(records)
+    main = main_clusters(problem, records, paper)
     lines = [f"## {heading}, by K", ""]
     for key, title in MEASURES.items():
         cells: dict[str, dict[int, str]] = defaultdict(dict)
@@ -267,11 +268,11 @@ def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper, reaso
                 theirs = paper.get(paper_key(problem, clusters), {}).get(row.method, {}).get(key)
                 cells[label][clusters] = show(row.finals(key)) + ("" if theirs is None else f" ({theirs})")
         lines += [f"{title[0].upper()}{title[1:]}, the paper's in brackets:", ""]
-        shown = [[label, *(own.get(k, "") for k in counts)] for label, own in cells.items() if len(own) > 1]
+        # What was run with the main K alone stands in a section of its own.
+        shown = [[label, *(own.get(k, "") for k in counts)] for label, own in cells.items() if set(own) != {main}]
         lines += [*table(["method", *(f"K = {clusters}" for clusters in counts)], shown), ""]
     if alike := [row.label for row in rows if clusters_of(row.runs[0]) is None]:
         lines += [f"The same runs at every K, as they have no clusters, and told of above: {', '.join(alike)}.", ""]
-    main = main_clusters(problem, records, paper)  # whose rows have a section of their own, with those without a K
     for clusters in counts:
         if clusters != main:
             of_count = [row.without("method.num_clusters") for row in rows if clusters_of(row.runs[0]) == clusters]
