@@ -272,7 +272,7 @@ def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper, reaso
         shown = [[label, *(own.get(k, "") for k in counts)] for label, own in cells.items() if set(own) != {main}]
         lines += [*table(["method", *(f"K = {clusters}" for clusters in counts)], shown), ""]
     if alike := [row.label for row in rows if clusters_of(row.runs[0]) is None]:
-        lines += [f"The same runs at every K, as they have no clusters, and told of above: {', '.join(alike)}.", ""]
+        lines += [f"The same runs at every K, which they are not told; more of them above: {', '.join(alike)}.", ""]
     for clusters in counts:
         if clusters != main:
             of_count = [row.without("method.num_clusters") for row in rows if clusters_of(row.runs[0]) == clusters]
