@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "inference": {"functional"},
     "models": {"inference", "randomness"},
     "local": {"functional", "gaussian", "models"},
-    "data": {"files", "randomness"},
+    "data": {"console", "files", "randomness"},
     "methods": CONTRACT,  # never engines, data, local, models or experiment: they meet in federation
     "engines": LEARNING,  # never methods or experiment
     "experiment": RUNNING,
