@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
-from bcfl.inference import convolutions_of, largest_input
+from bcfl.inference import FEWEST_ROWS, convolutions_of, largest_input, sparse_inputs_of
 from bcfl.methods.bcfl import BCFL
-from bcfl.models import FlatModel, ModelFactory, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
+from bcfl.models import FlatModel, ModelFactory, amazon_mlp, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
 
 TOLERANCE = 1e-5  # of scores of size 1: the order of float32 sums
 
@@ -220,9 +220,114 @@ def _assert_the_same_is_kept(
 ) -> None:
     with simulator(data, factory, seed=seed) as engine:
         fast = run(method, engine, 4)
-    with monkeypatch.context() as patch, simulator(data, factory, seed=seed) as engine:
-        patch.setattr("bcfl.models.convolutions_of", lambda module: None)
-        plain = run(method, engine, 4)
+    asked: list[nn.Module] = []
+    with monkeypatch.context() as patch:
+        for fast_pass in ("convolutions_of", "sparse_inputs_of"):
+            patch.setattr(f"bcfl.models.{fast_pass}", asked.append)  # which returns None
+        with simulator(data, factory, seed=seed) as engine:
+            plain = run(method, engine, 4)
+    assert asked  # by the models that were then used
     assert torch.equal(fast.assignment, plain.assignment)
     assert torch.allclose(fast.log_weight, plain.log_weight, atol=1e-4)
     assert torch.allclose(fast.models.mean, plain.models.mean, atol=1e-4)
+
+
+def _word_counts(num_rows: int, num_words: int = 600, share: float = 0.02) -> Tensor:
+    """Rows of small whole numbers, mostly zeros; the first row has none other."""
+    x = torch.where(torch.rand(num_rows, num_words) < share, torch.randint(1, 5, (num_rows, num_words)), 0).float()
+    x[0] = 0
+    return x
+
+
+def _wide(bias: bool = True) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(600, 500, bias=bias), nn.ReLU(), nn.Linear(500, 3))
+
+
+def _assert_scores_are_the_modules_own(module: nn.Module, parts: list[Tensor]) -> None:
+    fast = sparse_inputs_of(module)
+    assert fast is not None
+    with torch.no_grad():
+        scores = fast.scorer()
+        for x in parts:
+            own = module(x)
+            assert torch.allclose(scores(x).nan_to_num(), own.nan_to_num(), atol=TOLERANCE)
+            assert torch.equal(scores(x).isfinite(), own.isfinite())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [[64, 64, 3], [FEWEST_ROWS - 1], [FEWEST_ROWS], [1, 64]])
+def test_zeros_are_left_out_and_the_scores_are_the_modules_own(rows: list[int], bias: bool) -> None:
+    parts = [_word_counts(number) for number in rows]
+    _assert_scores_are_the_modules_own(_wide(bias), parts)
+    _assert_scores_are_the_modules_own(
+        _wide(bias), [torch.cat([x, torch.randn(4, 600)]) for x in parts]
+    )  # and few zeros
+
+
+def test_a_sparse_pass_does_not_multiply_by_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = _wide()
+    fast, multiplied = sparse_inputs_of(module), []
+    assert fast is not None
+    monkeypatch.setattr(nn.Linear, "forward", lambda layer, x: multiplied.append(layer) or F.linear(x, layer.weight))
+    with torch.no_grad():
+        scores = fast.scorer()
+        scores(_word_counts(64))
+        scores(_word_counts(2))  # the weights are turned around by now
+        assert module[0] not in multiplied
+        scores(torch.ones(64, 600))
+        assert module[0] in multiplied
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -1e30])
+def test_a_sick_weight_is_seen_though_its_input_is_zero(value: float) -> None:
+    module, x = _wide(), _word_counts(64)
+    x[:, 7] = 0
+    with torch.no_grad():
+        module[0].weight[3, 7] = value
+    _assert_scores_are_the_modules_own(module, [x])
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        mlp(),
+        nn.Sequential(),
+        nn.Sequential(nn.Linear(64, 32)),
+        nn.Sequential(nn.Flatten(), nn.Linear(600, 500)),
+        nn.Linear(600, 500),
+        fashion_cnn(),
+    ],
+)
+def test_modules_without_a_wide_first_layer_are_left_to_themselves(module: nn.Module) -> None:
+    assert sparse_inputs_of(module) is None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_wide_layer_that_is_watched_is_called(whole: bool) -> None:
+    module = _wide()
+    (module if whole else module[0]).register_forward_hook(lambda *_: None)
+    assert sparse_inputs_of(module) is None
+
+
+def test_scores_of_word_counts_are_of_all_models_in_their_order() -> None:
+    model, x = FlatModel(_wide()), _word_counts(64)
+    vectors, own = torch.stack([FlatModel(_wide()).vector for _ in range(5)]), []
+    with torch.no_grad():
+        found = torch.cat([scores(x) for scores in model.scorers(vectors)])
+        for vector in vectors:
+            model.load(vector)
+            own.append(model.module(x))
+    assert torch.allclose(found, torch.stack(own), atol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_the_papers_net_of_word_counts_keeps_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = BCFL(num_clusters=2, strategy="multi", max_hypotheses=3)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = _word_counts(400, num_words=5000)
+        clients = [
+            (own, (own[:, j % 2 :: 2].sum(1) > own[:, 1 - j % 2 :: 2].sum(1)).long())
+            for j, own in enumerate(x.split(100))
+        ]
+        _assert_the_same_is_kept(method, from_arrays(clients), amazon_mlp, seed, monkeypatch)

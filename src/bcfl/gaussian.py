@@ -125,9 +125,10 @@ class Fusion:
             raise ValueError("prior must have finite means and precisions")
         self._prior, self._rule, self.count = prior, rule, 0.0
         self._everywhere = 0.0  # what posteriors with one precision for all coordinates have of it, in sum
+        # Σ Λⱼ (μⱼ − μ₀), without Λⱼ for pooled, and Σ Λⱼ. Begun with the first posterior: to write millions of zeros
+        # beforehand is to wait for memory while nobody trains.
         self._shift, self._precision = into or (torch.empty_like(prior.mean), torch.empty_like(prior.mean))
-        self._shift.zero_()  # Σ Λⱼ (μⱼ − μ₀), without Λⱼ for pooled
-        self._precision.copy_(prior.precision) if rule == "exact" else self._precision.zero_()
+        self._begun = False
 
     def add(self, posterior: Gaussian, weight: float = 1.0) -> None:
         """Fold in posterior^weight."""
@@ -142,6 +143,9 @@ class Fusion:
         for shift, total, mean, precision, prior_mean, prior_precision in blocks(
             self._shift, self._precision, posterior.mean, posterior.precision, prior.mean, prior.precision
         ):
+            if not self._begun:
+                shift.zero_()
+                total.copy_(prior_precision) if self._rule == "exact" else total.zero_()
             if not constant:
                 total.add_(precision, alpha=weight)
             if self._rule == "exact":
@@ -150,6 +154,7 @@ class Fusion:
                 shift.add_(mean - prior_mean, alpha=weight)
             else:
                 shift.addcmul_(precision, mean - prior_mean, value=weight)
+        self._begun = True
         self.count += weight
 
     def result(self) -> Gaussian:

@@ -6,12 +6,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bcfl.inference import convolutions_of, is_watched
+from bcfl.inference import Scores, convolutions_of, is_watched, sparse_inputs_of
 from bcfl.randomness import stream_seed
 
 ModelFactory = Callable[[], nn.Module]
@@ -76,7 +77,7 @@ class FlatModel:
             parameter.grad = view
         self._pieces = list(_pieces(parameters, self.gradient))
         self.dropouts = _seed_dropout(module)
-        self._convolutions = convolutions_of(module)
+        self._convolutions, self._sparse_inputs = convolutions_of(module), sparse_inputs_of(module)
         all_names = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         place_of = {id(tensor): place for place, tensor in enumerate(self._tensors)}
         self._places = [(name, place_of[id(tensor)]) for name, tensor in all_names if id(tensor) in place_of]
@@ -109,7 +110,7 @@ class FlatModel:
         for buffer, initial in self._counters:
             buffer.copy_(initial)
 
-    def scorers(self, vectors: Tensor | Sequence[Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
+    def scorers(self, vectors: Tensor | Sequence[Tensor]) -> Iterator[Scores]:
         """Class scores under each model as functions of inputs, in evaluation mode.
 
         A function is for the next few models, as many as are best taken together, and holds until the next one is
@@ -119,7 +120,8 @@ class FlatModel:
         if self._convolutions is None:
             for vector in vectors:
                 self.load(vector)
-                yield lambda x: self.module(x)[None]
+                scores = self.module if self._sparse_inputs is None else self._sparse_inputs.scorer()
+                yield partial(_of_one_model, scores)
         else:
             num_passes = -(-len(vectors) // TOGETHER) or 1
             size = -(-len(vectors) // num_passes) or 1
@@ -178,6 +180,10 @@ class FlatModel:
         kept = {tensor.data_ptr() for tensor in views(self.vector, self._tensors)}
         floating = ((name, tensor) for name, tensor in named if tensor.is_floating_point() and tensor.numel())
         return next((name for name, tensor in floating if tensor.data_ptr() not in kept), None)
+
+
+def _of_one_model(scores: Scores, x: Tensor) -> Tensor:
+    return scores(x)[None]  # (model, example, class)
 
 
 def _pieces(parameters: Sequence[nn.Parameter], gradient: Tensor) -> Iterator[tuple[slice, Tensor]]:
