@@ -164,6 +164,11 @@ def setting_of(record: Record, key: str) -> Any:
     return record["config"][section].get(name, TOLD.get(key))
 
 
+def work_of(row: Row) -> tuple[Any, ...]:
+    """How much its clients are to train, by the settings that the paper states."""
+    return tuple(setting_of(row.runs[0], key) for key in STATED)
+
+
 def rows_of(records: Iterable[Record]) -> list[Row]:
     """The runs by method and settings; settings are told where a method was run with several, or as TOLD says."""
     by_method: dict[str, list[Record]] = defaultdict(list)

@@ -30,9 +30,10 @@ from measured import (
     paper_numbers,
     rows_of,
     with_clusters,
+    work_of,
 )
 from reasons import Reason, reason_of
-from standing import in_short, shortfall
+from standing import few_seeds, in_short, shortfall
 from tables import show, table
 
 from bcfl.experiment.sweep import text_of, title_of
@@ -122,8 +123,16 @@ def _reached(row: Row, key: str, theirs: Printed | None) -> str:
         return ""
     if not (found := row.rounds_at(key, theirs.value)):
         return "not reached"
-    ends = ", but not at the end" if shortfall(row.finals(key), theirs) else ""
-    return f"round {found[0]}, {row.spent('local_steps')[found[0]]:,.0f} steps{ends}"
+    return f"round {found[0]}, {row.spent('local_steps')[found[0]]:,.0f} steps{_kept(row, key, found)}"
+
+
+def _kept(row: Row, key: str, found: Sequence[int]) -> str:
+    """In how many of the rounds that were tested from the first on it is reached, unless in all."""
+    tested = [place for place in row.rounds_at(key, 0.0) if place >= found[0]]
+    if len(found) == len(tested):
+        return ""
+    last = "" if found[-1] == tested[-1] else ", not in the last"
+    return f", in {len(found)} of the {len(tested)} rounds from there on{last}"
 
 
 def below_paper(
@@ -172,10 +181,8 @@ def published_budget(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Pri
                 continue
             parts.append(
                 f"the paper's {title} is reached with {spent[found[0]]:,.0f} ({spent[found[0]] / theirs:.0%} of that)"
+                f"{_kept(row, key, found)}"
             )
-            if shortfall(row.finals(key), number):
-                since = row.runs[0]["result"]["rounds"] - found[0] + 1
-                parts[-1] += f", but only in {len(found)} of the {since} rounds from there on, not in the last"
         sentences.append(f"- {row.label}: about {theirs:,.0f} there; here {', '.join(parts)}.")
     head = "Steps per client, against those of the published code, which trains these rows more than the paper states:"
     return [head, "", *sentences, ""] if sentences else []
@@ -183,34 +190,37 @@ def published_budget(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Pri
 
 def order_of_methods(rows: Sequence[Row]) -> list[str]:
     """Which differences are sure: paired t-tests over common seeds, at least three, with Holm's correction."""
+    pairs = [(a, b) for a, b in combinations(rows, 2) if work_of(a) == work_of(b)]
     lines = [
-        f"- {title}{sure}" for key, title in MEASURES.items() if (sure := _sure(rows, partial(Row.by_seed, key=key)))
+        f"- {title}{sure}" for key, title in MEASURES.items() if (sure := _sure(pairs, partial(Row.by_seed, key=key)))
     ]
-    head = "Order of the methods, by paired t-tests over common seeds with Holm's correction:"
+    head = (
+        "Order of the methods with equal steps and rounds, by paired t-tests over common seeds with Holm's correction:"
+    )
     return [head, "", *lines] if lines else ["Fewer than three common seeds: no order is claimed."]
 
 
-def _sure(rows: Sequence[Row], values_of: Callable[[Row], Mapping[int, float]]) -> str:
+def _sure(pairs: Iterable[tuple[Row, Row]], values_of: Callable[[Row], Mapping[int, float]]) -> str:
     """Of which pairs it is sure, by these values of theirs by seed, that one is better; nothing without such pairs."""
-    values = [(row.label, values_of(row)) for row in rows]
-    pairs = [(a, b) for a, b in combinations(values, 2) if len(a[1].keys() & b[1].keys()) >= ENOUGH_SEEDS]
-    gaps = [paired_gaps(a[1], b[1]) for a, b in pairs]
+    values = [((a, values_of(a)), (b, values_of(b))) for a, b in pairs]
+    common = [(a, b) for a, b in values if len(a[1].keys() & b[1].keys()) >= ENOUGH_SEEDS]
+    gaps = [paired_gaps(a[1], b[1]) for a, b in common]
     sure = []
-    for (a, b), gap, p in zip(pairs, gaps, holm([paired_p(gap) for gap in gaps]), strict=True):
+    for (a, b), gap, p in zip(common, gaps, holm([paired_p(gap) for gap in gaps]), strict=True):
         if p < LEVEL:
             better, worse = (a, b) if fmean(gap) > 0 else (b, a)
-            sure.append(f"{better[0]} > {worse[0]} ({f'p = {p:.3f}' if p >= 0.001 else 'p < 0.001'})")
+            sure.append(f"{better[0].label} > {worse[0].label} ({f'p = {p:.3f}' if p >= 0.001 else 'p < 0.001'})")
     found = "; ".join(sure) or f"no difference with p < {LEVEL}, no order is claimed"
-    return f" (pairs: {len(pairs)}): {found}." if pairs else ""
+    return f" (pairs: {len(common)}): {found}." if common else ""
 
 
 def equal_work(rows: Sequence[Row]) -> list[str]:
     """Each method where a client has worked as much as with FedAvg, and as with BCFL-G, by the end of their runs."""
     budgets = {}
-    for name, title in (("fedavg", "FedAvg"), ("bcfl-g", "BCFL-G")):
+    for name in ("fedavg", "bcfl-g"):
         reference = next((row for row in rows if row.method == name), None)
         if reference:
-            budgets[title] = fmean(client_work(run)[-1] for run in reference.runs)
+            budgets[reference.label] = fmean(client_work(run)[-1] for run in reference.runs)
     if not budgets:
         return ["At equal client work: neither FedAvg nor BCFL-G has been run yet, so there is no budget to set.", ""]
     columns = [
@@ -220,7 +230,7 @@ def equal_work(rows: Sequence[Row]) -> list[str]:
         "work, in steps",
         "MB sent per client",
     ]
-    columns += [f"at {title}'s work ({budget:,.0f} steps): accuracy, macro F1" for title, budget in budgets.items()]
+    columns += [f"at the work of {name} ({budget:,.0f} steps): accuracy, macro F1" for name, budget in budgets.items()]
     lines = []
     for row in rows:
         cells = [row.label, f"{row.spent('local_steps')[-1]:,.0f}", f"{row.spent('scored_examples')[-1]:,.0f}"]
@@ -231,13 +241,14 @@ def equal_work(rows: Sequence[Row]) -> list[str]:
 
 def _order_at(rows: Sequence[Row], budgets: Mapping[str, float]) -> list[str]:
     """Which differences are sure where clients have worked alike: tested as at the end of the runs."""
-    lines = [
-        f"- at {name}'s work, {title}{sure}"
-        for name, budget in budgets.items()
-        for key, title in MEASURES.items()
-        if (sure := _sure(rows, partial(Row.by_seed_within, budget=budget, key=key)))
-    ]
-    return ["Order of the methods at equal client work, by the same tests:", "", *lines, ""] if lines else []
+    lines = []
+    for name, budget in budgets.items():
+        pairs = list(combinations([row for row in rows if _spends(row, budget)], 2))
+        for key, title in MEASURES.items():
+            if sure := _sure(pairs, partial(Row.by_seed_within, budget=budget, key=key)):
+                lines.append(f"- at the work of {name}, {title}{sure}")
+    head = "Order of the methods at equal client work, of those that have spent it, by the same tests:"
+    return [head, "", *lines, ""] if lines else []
 
 
 def _at_budget(row: Row, budget: float) -> str:
@@ -247,9 +258,12 @@ def _at_budget(row: Row, budget: float) -> str:
         return "more than that before its first test"
     values = (show([100 * run["by_round"][key][place - 1] for run, place in fits]) for key in MEASURES)
     rounds = fmean(place for _, place in fits)
-    # A run that ends below the budget could have gone on: what it would have reached is not known.
-    unused = all(client_work(run)[-1] < 0.99 * budget for run, _ in fits)
-    return f"{', '.join(values)} (round {rounds:.0f}{', all it ran' if unused else ''})"
+    return f"{', '.join(values)} (round {rounds:.0f}{'' if _spends(row, budget) else ', all it ran'})"
+
+
+def _spends(row: Row, budget: float) -> bool:
+    """Whether the runs used the budget up: one that ends below it could have gone on, to what is not known."""
+    return any(client_work(run)[-1] >= 0.99 * budget for run in row.runs)
 
 
 def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper, reasons: Sequence[Reason] = ()) -> list[str]:
@@ -266,10 +280,13 @@ def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper, reaso
             own, label = clusters_of(row.runs[0]), row.without("method.num_clusters").label
             for clusters in counts if own is None else [own]:
                 theirs = paper.get(paper_key(problem, clusters), {}).get(row.method, {}).get(key)
-                cells[label][clusters] = show(row.finals(key)) + ("" if theirs is None else f" ({theirs})")
+                ours = f"{show(row.finals(key))}{few_seeds(row)}"
+                cells[label][clusters] = ours + ("" if theirs is None else f" ({theirs})")
         lines += [f"{title[0].upper()}{title[1:]}, the paper's in brackets:", ""]
-        # What was run with the main K alone stands in a section of its own.
-        shown = [[label, *(own.get(k, "") for k in counts)] for label, own in cells.items() if set(own) != {main}]
+        # Methods that were run with the main K alone stand in a section of their own.
+        varied = {row.method for row in rows if clusters_of(row.runs[0]) != main}
+        of_varied = {row.without("method.num_clusters").label for row in rows if row.method in varied}
+        shown = [[label, *(own.get(k, "") for k in counts)] for label, own in cells.items() if label in of_varied]
         lines += [*table(["method", *(f"K = {clusters}" for clusters in counts)], shown), ""]
     if alike := [row.label for row in rows if clusters_of(row.runs[0]) is None]:
         lines += [f"The same runs at every K, which they are not told; more of them above: {', '.join(alike)}.", ""]

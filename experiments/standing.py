@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
-from measured import ENOUGH_SEEDS, MEASURES, PUBLISHED_KEY, STATED, TOLD, Paper, Printed, Row, setting_of
+from measured import ENOUGH_SEEDS, MEASURES, PUBLISHED_KEY, STATED, TOLD, Paper, Printed, Row, setting_of, work_of
 from tables import table
 
 from bcfl.experiment.sweep import text_of, title_of
@@ -11,10 +11,10 @@ from bcfl.experiment.sweep import text_of, title_of
 REACHED, NEAR, MISSED, NOT_RUN = STANDINGS = ("at or above it", "within its deviation", "below it", "not run")
 SUMMARY = (
     "Accuracy and macro F1 of the last round both have to be at or above the paper's, or below it by no more than its "
-    "standard deviation. A method counts once, with the steps and rounds that the paper states; if it was run so with "
-    "several further settings, with the row of most seeds, of several such with the one that comes nearest. What is "
-    "not as usual stands behind its name, and so does with what other work it is reached. A raised figure "
-    f"is the number of seeds, where that is less than {ENOUGH_SEEDS}."
+    "standard deviation, where it gives one. A method counts once, with the steps and rounds that the paper states; if "
+    "it was run so with several further settings, with the row of most seeds, of several such with the one that comes "
+    "nearest. What is not as usual stands behind its name, and so does with what other work it is reached. A raised "
+    f"figure is the number of seeds, where that is less than {ENOUGH_SEEDS}."
 )
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 OTHERWISE = (
@@ -69,7 +69,7 @@ def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]
 
 def _other_work(row: Row) -> int:
     """In how much of its work the row is not as the paper states."""
-    return sum(setting_of(row.runs[0], key) != value for key, value in STATED.items())
+    return sum(own != stated for own, stated in zip(work_of(row), STATED.values(), strict=True))
 
 
 def _place(row: Row, printed: Mapping[str, Printed]) -> int:
@@ -83,16 +83,16 @@ def _named(row: Row, reached: Sequence[Row]) -> str:
     told = [_told({key: value for key, value in own.items() if value != usual[key]})]
     for other in reached:
         changed = {key: setting_of(other.runs[0], key) for key in usual if setting_of(other.runs[0], key) != own[key]}
-        told.append(f"reached with {_told(changed)}{_few_seeds(other)}")
+        told.append(f"reached with {_told(changed)}{few_seeds(other)}")
     behind = "; ".join(filter(None, told))
-    return row.method + _few_seeds(row) + (f" ({behind})" if behind else "")
+    return row.method + few_seeds(row) + (f" ({behind})" if behind else "")
 
 
 def _told(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{title_of(key)} {text_of(value)}" for key, value in settings.items())
 
 
-def _few_seeds(row: Row) -> str:
+def few_seeds(row: Row) -> str:
     return str(len(row.runs)).translate(RAISED) if len(row.runs) < ENOUGH_SEEDS else ""
 
 

@@ -12,7 +12,16 @@ from collect import WORK, compact, results_page, write_results
 from left import left_to_run
 from measured import Printed, client_work, holm, last_within, paired_p, paper_numbers, problem_of, rows_of
 from reasons import Reason, read_reasons
-from results_page import below_paper, defaults, equal_work, order_of_methods, page, published_budget, sensitivity
+from results_page import (
+    below_paper,
+    defaults,
+    equal_rounds,
+    equal_work,
+    order_of_methods,
+    page,
+    published_budget,
+    sensitivity,
+)
 from small_runs import small_config
 from standing import MISSED, NEAR, NOT_RUN, REACHED, STANDINGS, in_short, shortfall
 from tables import show
@@ -205,9 +214,11 @@ def test_with_how_much_work_a_number_is_reached() -> None:
     # M(C+M−1)/C = 4.5 times 10 steps in each of 100 rounds.
     assert sentence == (
         "- bcfl-mh-3: about 4,500 there; here the paper's accuracy is reached with 45 (1% of that), "
-        "the paper's macro F1 is reached with 60 (1% of that), but only in 1 of the 2 rounds from there on, "
-        "not in the last."
+        "the paper's macro F1 is reached with 60 (1% of that), in 1 of the 2 rounds from there on, not in the last."
     )
+    (lucky,) = rows_of([record("bcfl-mh-3", [0.6, None, 0.4, 0.7])])
+    *_, accuracy, _ = equal_rounds([lucky], printed())[2].removesuffix(" |").split(" | ")
+    assert accuracy == "round 1, 10 steps, in 2 of the 3 rounds from there on"  # of those that were tested
     missed = published_budget(rows_of([record("bcfl-mh-3", [0.4], steps=60)]), printed())[2]
     assert "the paper's accuracy is not reached with 15," in missed
     assert published_budget(rows_of([record("fedavg", [0.4])]), printed()) == []
@@ -226,8 +237,8 @@ def test_methods_stand_side_by_side_where_their_clients_have_worked_alike() -> N
     assert last_within(sparse, 15) is None  # not tested in its first round
     lines = equal_work(rows_of([record("fedavg", curve), dear, sparse]))
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:-1]]
-    assert cells[0][-2].startswith("at FedAvg's work (100 steps)")
-    assert cells[0][-1].startswith("at BCFL-G's work (150 steps)")
+    assert cells[0][-2].startswith("at the work of fedavg (100 steps)")
+    assert cells[0][-1].startswith("at the work of bcfl-g (150 steps)")
     assert {row[0]: row[-2:] for row in cells[2:]} == {
         "fedavg": ["10.00, 5.00 (round 10)", "10.00, 5.00 (round 10, all it ran)"],
         "bcfl-mh-3": ["4.00, 2.00 (round 4)", "6.00, 3.00 (round 6)"],
@@ -257,15 +268,27 @@ def test_an_order_is_claimed_only_where_it_is_sure() -> None:
 
 
 def test_an_order_at_equal_work_is_that_of_what_the_work_has_bought() -> None:
-    curves = {"fedavg": [0.1, 0.2, 0.3], "bcfl-g": [0.3, 0.6, 0.9]}  # BCFL-G works three times as much a round
+    # BCFL methods work three times as much a round, and FedAvg has not spent at its end what BCFL-G has at its own.
+    curves = {"fedavg": [0.1, 0.2, 0.3], "bcfl-g": [0.3, 0.6, 0.9], "bcfl-g-w": [0.2, 0.4, 0.6]}
     rows = rows_of([
         record(name, [value + seed / 1000 for value in curve], seed=seed, steps=40 if name == "fedavg" else 120)
         for name, curve in curves.items()
         for seed in range(3)
     ])  # fmt: skip
     lines = equal_work(rows)
-    assert "- at FedAvg's work, accuracy (pairs: 1): no difference with p < 0.05, no order is claimed." in lines
-    assert "- at BCFL-G's work, accuracy (pairs: 1): bcfl-g > fedavg (p < 0.001)." in lines
+    found = "fedavg > bcfl-g-w (p < 0.001); bcfl-g > bcfl-g-w (p < 0.001)"
+    assert f"- at the work of fedavg, accuracy (pairs: 3): {found}." in lines
+    assert "- at the work of bcfl-g, accuracy (pairs: 1): bcfl-g > bcfl-g-w (p < 0.001)." in lines
+
+
+def test_rows_with_other_steps_are_not_ordered_at_equal_rounds() -> None:
+    more = ["training.local_steps=20"]
+    rows = rows_of([
+        record(name, [value + seed / 1000], seed=seed, settings=settings)
+        for seed in range(3)
+        for name, value, settings in (("ifca", 0.1, []), ("ifca", 0.9, more), ("fedavg", 0.5, []))
+    ])  # fmt: skip
+    assert order_of_methods(rows)[2] == "- accuracy (pairs: 1): fedavg > ifca, local_steps 10 (p < 0.001)."
 
 
 def test_paired_t_test_and_holms_correction() -> None:
@@ -293,8 +316,8 @@ def test_a_method_without_clusters_stands_beside_every_k() -> None:
     assert "K = 4\n" in head
     assert "| bcfl-g | 40.00 | " in head
     assert "| bcfl-g | 20.00 |" not in head  # the numbers of K = 4 only
-    assert "| bcfl-g | 20.00 | 40.00 (" in by_clusters
-    assert "| fedavg | 30.00 | 30.00 (39.89 ± 0.18) |" in by_clusters
+    assert "| bcfl-g | 20.00¹ | 40.00¹ (" in by_clusters
+    assert "| fedavg | 30.00¹ | 30.00¹ (39.89 ± 0.18) |" in by_clusters
 
 
 def test_rows_of_another_k_are_told_to_be_below_the_papers_too() -> None:
@@ -314,7 +337,10 @@ def test_a_further_setting_at_one_k_takes_no_place_of_another() -> None:
     runs = [record("bcfl-g", [k / 10], settings=[f"method.num_clusters={k}"]) for k in (2, 3, 4)]
     more = record("bcfl-g", [0.9], settings=["method.num_clusters=4", "training.local_steps=20"])
     lines = sensitivity(problem_of(more), [*runs, more], {})
-    assert "| bcfl-g, local_steps 10 | 20.00 | 30.00 | 40.00 |" in lines
+    assert "| bcfl-g, local_steps 10 | 20.00¹ | 30.00¹ | 40.00¹ |" in lines
+    assert "| bcfl-g, local_steps 20 |  |  | 90.00¹ |" in lines
+    once = record("ifca", [0.5], settings=["method.num_clusters=4"])
+    assert not any(line.startswith("| ifca") for line in sensitivity(problem_of(more), [*runs, more, once], {}))
 
 
 def test_a_study_marks_the_default_and_says_how_it_stands() -> None:
