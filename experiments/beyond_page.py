@@ -65,15 +65,24 @@ def drift(records: Iterable[Record]) -> list[str]:
     for problem, own in sorted(by_problem(one for one in records if "drift" in one["result"]).items()):
         for row in sorted(rows_of(own), key=lambda row: row.label):
             told = [run["result"]["drift"] for run in row.runs]
-            rounds = [run["rounds_until_found"] for run in told if run["rounds_until_found"] is not None]
             again, changed = sum(run["found_again"] for run in told), sum(run["changed"] for run in told)
-            cells = [show([100 * run["false_switches"] for run in told]), show(rounds) if rounds else ""]
+            cells = [
+                _known([run[key] for run in told], scale)
+                for key, scale in (("false_switches", 100), ("rounds_until_found", 1))
+            ]
             cells += [f"{again} of {changed}", show(row.finals("ari")), show(row.finals("accuracy"))]
             lines.append([", ".join(problem), row.label, *cells, str(len(row.runs))])
     columns = ["data", "method", "false switches, % per client and round", "rounds until found (median)"]
     columns += ["found again", "agreement at the end", "accuracy", "seeds"]
     note = "Clients change group in mid-run; `stay` is the memory of associations (docs/drift.md)."
     return ["## Beyond the paper: drift", "", note, "", *table(columns, lines), ""] if lines else []
+
+
+def _known(values: Sequence[float | None], scale: float) -> str:
+    """Mean and deviation of those that there are, and of how many they are, if not of all."""
+    known = [scale * value for value in values if value is not None]
+    told = show(known) if known else "none"
+    return told if len(known) == len(values) else f"{told} ({len(known)} of {len(values)} seeds)"
 
 
 def uncertainty(records: Predicted) -> list[str]:

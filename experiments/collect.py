@@ -14,6 +14,8 @@ from reasons import read_reasons
 from results_page import page
 from runs import finished, parser_for
 
+from bcfl.files import write_atomically
+
 ROOT = Path(__file__).resolve().parent.parent
 PER_ROUND = ("accuracy", "macro_f1", "nll", "ece", "ari", "changes")
 WORK = ("local_steps", "scored_examples", "parameters_down", "parameters_up", "scalars_up")
@@ -26,6 +28,7 @@ def compact(run: Path) -> dict[str, Any]:
     return {
         "config": json.loads((run / "config.json").read_text()),
         "environment": json.loads((run / "environment.json").read_text()),
+        "split": json.loads((run / "manifest.json").read_text())["sha256"],
         "result": json.loads((run / "result.json").read_text()),
         "by_round": {key: [_short(record.get(key)) for record in rounds[1:]] for key in PER_ROUND},
         "work_by_round": {key: [record["work"][key] for record in rounds] for key in WORK},  # round 0, warm-up, first
@@ -65,7 +68,7 @@ def main() -> None:
     taken = [run for folder in parser.parse_args().runs_folder for run in finished(folder)]
     for run in taken:
         text = json.dumps(compact(run), separators=(",", ":"))
-        (ROOT / "results" / f"{run.name}.json").write_text(text + "\n")
+        write_atomically(ROOT / "results" / f"{run.name}.json", (text + "\n").encode())
     write_results(ROOT)
     print(f"took over {len(taken)} finished runs; wrote RESULTS.md and docs/results.md")
 

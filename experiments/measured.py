@@ -16,6 +16,7 @@ from bcfl.experiment.sweep import differences, draw_of, text_of, title_of
 from bcfl.methods.bcfl import BCFL
 
 Record = Mapping[str, Any]  # what results/*.json holds
+Draw = tuple[int, int]  # the seeds of a run and of its split
 Problem = tuple[str, str]  # data set and how it is split, as headings name them
 
 STATED_STEPS, STATED_ROUNDS = 10, 100  # the paper's, per client
@@ -82,13 +83,13 @@ class Row:
         ends = [run["by_round"][key][-rounds:] for run in self.runs]
         return [] if any(None in values for values in ends) else [100 * fmean(values) for values in ends]
 
-    def by_seed(self, key: str) -> dict[int, float]:
-        return {run["result"]["seed"]: 100 * run["result"][key] for run in self.runs}
+    def by_draw(self, key: str) -> dict[Draw, float]:
+        return {draw_of(run["config"]): 100 * run["result"][key] for run in self.runs}
 
-    def by_seed_within(self, budget: float, key: str) -> dict[int, float]:
+    def by_draw_within(self, budget: float, key: str) -> dict[Draw, float]:
         """What the runs had when their clients had worked as much as that; those that were not tested by then lack."""
         at = [(run, last_within(run, budget)) for run in self.runs]
-        return {run["result"]["seed"]: 100 * run["by_round"][key][place - 1] for run, place in at if place is not None}
+        return {draw_of(run["config"]): 100 * run["by_round"][key][place - 1] for run, place in at if place is not None}
 
     def spent(self, key: str) -> list[float]:
         """What a client has spent by the end of every round, round 0 first, as a mean over clients and seeds."""
@@ -200,9 +201,9 @@ def last_within(record: Record, budget: float) -> int | None:
     return max(fits, default=None)
 
 
-def paired_gaps(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
-    """By how many percent the first is better, for each seed that both have."""
-    return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+def paired_gaps(a: Mapping[Draw, float], b: Mapping[Draw, float]) -> list[float]:
+    """By how many percent the first is better, for each draw that both have."""
+    return [a[draw] - b[draw] for draw in sorted(a.keys() & b.keys())]
 
 
 def paired_p(gaps: Sequence[float]) -> float:

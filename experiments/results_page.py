@@ -11,8 +11,11 @@ from beyond_page import Predicted, beyond, is_drift
 from measured import (
     ENOUGH_SEEDS,
     MEASURES,
+    STATED,
     STATED_ROUNDS,
     STATED_STEPS,
+    TOLD,
+    Draw,
     Paper,
     Printed,
     Problem,
@@ -29,6 +32,7 @@ from measured import (
     paper_key,
     paper_numbers,
     rows_of,
+    setting_of,
     with_clusters,
     work_of,
 )
@@ -192,7 +196,7 @@ def order_of_methods(rows: Sequence[Row]) -> list[str]:
     """Which differences are sure: paired t-tests over common seeds, at least three, with Holm's correction."""
     pairs = [(a, b) for a, b in combinations(rows, 2) if work_of(a) == work_of(b)]
     lines = [
-        f"- {title}{sure}" for key, title in MEASURES.items() if (sure := _sure(pairs, partial(Row.by_seed, key=key)))
+        f"- {title}{sure}" for key, title in MEASURES.items() if (sure := _sure(pairs, partial(Row.by_draw, key=key)))
     ]
     head = (
         "Order of the methods with equal steps and rounds, by paired t-tests over common seeds with Holm's correction:"
@@ -200,7 +204,7 @@ def order_of_methods(rows: Sequence[Row]) -> list[str]:
     return [head, "", *lines] if lines else ["Fewer than three common seeds: no order is claimed."]
 
 
-def _sure(pairs: Iterable[tuple[Row, Row]], values_of: Callable[[Row], Mapping[int, float]]) -> str:
+def _sure(pairs: Iterable[tuple[Row, Row]], values_of: Callable[[Row], Mapping[Draw, float]]) -> str:
     """Of which pairs it is sure, by these values of theirs by seed, that one is better; nothing without such pairs."""
     values = [((a, values_of(a)), (b, values_of(b))) for a, b in pairs]
     common = [(a, b) for a, b in values if len(a[1].keys() & b[1].keys()) >= ENOUGH_SEEDS]
@@ -218,8 +222,7 @@ def equal_work(rows: Sequence[Row]) -> list[str]:
     """Each method where a client has worked as much as with FedAvg, and as with BCFL-G, by the end of their runs."""
     budgets = {}
     for name in ("fedavg", "bcfl-g"):
-        reference = next((row for row in rows if row.method == name), None)
-        if reference:
+        if reference := _usual([row for row in rows if row.method == name]):
             budgets[reference.label] = fmean(client_work(run)[-1] for run in reference.runs)
     if not budgets:
         return ["At equal client work: neither FedAvg nor BCFL-G has been run yet, so there is no budget to set.", ""]
@@ -239,13 +242,23 @@ def equal_work(rows: Sequence[Row]) -> list[str]:
     return ["At equal client work:", "", *table(columns, lines), "", *_order_at(rows, budgets)]
 
 
+def _usual(rows: Sequence[Row]) -> Row | None:
+    """Of a method's rows the one that others are measured by: the stated work, no racing, most seeds."""
+
+    def place(row: Row) -> tuple[bool, bool, int]:
+        racing = setting_of(row.runs[0], "method.racing") != TOLD["method.racing"]
+        return work_of(row) != tuple(STATED.values()), racing, -len(row.runs)
+
+    return min(rows, key=place, default=None)
+
+
 def _order_at(rows: Sequence[Row], budgets: Mapping[str, float]) -> list[str]:
     """Which differences are sure where clients have worked alike: tested as at the end of the runs."""
     lines = []
     for name, budget in budgets.items():
         pairs = list(combinations([row for row in rows if _spends(row, budget)], 2))
         for key, title in MEASURES.items():
-            if sure := _sure(pairs, partial(Row.by_seed_within, budget=budget, key=key)):
+            if sure := _sure(pairs, partial(Row.by_draw_within, budget=budget, key=key)):
                 lines.append(f"- at the work of {name}, {title}{sure}")
     head = "Order of the methods at equal client work, of those that have spent it, by the same tests:"
     return [head, "", *lines, ""] if lines else []
@@ -341,7 +354,7 @@ def verdict(rows: Sequence[Row]) -> str:
         return "The default is not among them yet."
     if default is best:
         return f"The default is the best of {len(rows)} by accuracy; {_surely_better(default, rows[1:])}."
-    gaps = paired_gaps(best.by_seed("accuracy"), default.by_seed("accuracy"))
+    gaps = paired_gaps(best.by_draw("accuracy"), default.by_draw("accuracy"))
     gap = fmean(best.finals("accuracy")) - fmean(default.finals("accuracy"))
     if len(gaps) < ENOUGH_SEEDS:
         sure = TOO_FEW_SEEDS
@@ -354,7 +367,7 @@ def verdict(rows: Sequence[Row]) -> str:
 
 def _surely_better(default: Row, others: Sequence[Row]) -> str:
     """Of how many of the others that is more than chance."""
-    gaps = [paired_gaps(default.by_seed("accuracy"), row.by_seed("accuracy")) for row in others]
+    gaps = [paired_gaps(default.by_draw("accuracy"), row.by_draw("accuracy")) for row in others]
     if min(map(len, gaps), default=0) < ENOUGH_SEEDS:
         return TOO_FEW_SEEDS
     sure = sum(p < LEVEL for p in holm([paired_p(gap) for gap in gaps]))

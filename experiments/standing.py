@@ -80,7 +80,9 @@ def _named(row: Row, reached: Sequence[Row]) -> str:
     """The method with the number of its seeds, what is not as usual, and with what else it reaches the paper's."""
     usual = {**TOLD, **STATED}
     own = {key: setting_of(row.runs[0], key) for key in usual}
-    told = [_told({key: value for key, value in own.items() if value != usual[key]})]
+    # What else tells it from other rows of the method; K stands in the heading.
+    further = {key: value for key, value in row.settings.items() if key not in (*usual, "method.num_clusters")}
+    told = [_told({key: value for key, value in own.items() if value != usual[key]} | further)]
     for other in reached:
         changed = {key: setting_of(other.runs[0], key) for key in usual if setting_of(other.runs[0], key) != own[key]}
         told.append(f"reached with {_told(changed)}{few_seeds(other)}")

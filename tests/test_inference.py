@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
-from bcfl.inference import FEWEST_ROWS, convolutions_of, largest_input, sparse_inputs_of
+from bcfl.inference import FEWEST_ROWS, SparseInputs, convolutions_of, largest_input, sparse_inputs_of
 from bcfl.methods.bcfl import BCFL
 from bcfl.models import FlatModel, ModelFactory, amazon_mlp, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
 
@@ -318,6 +318,28 @@ def test_scores_of_word_counts_are_of_all_models_in_their_order() -> None:
             model.load(vector)
             own.append(model.module(x))
     assert torch.allclose(found, torch.stack(own), atol=TOLERANCE)
+
+
+def test_no_inputs_and_inputs_of_another_width_are_the_modules_own_affair() -> None:
+    module = _wide()
+    fast = sparse_inputs_of(module)
+    assert fast is not None
+    with torch.no_grad():
+        scores = fast.scorer()
+        for rows in (64, 0):
+            assert scores(_word_counts(64)[:rows]).shape == (rows, 3)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            scores(_word_counts(64, num_words=300))
+
+
+def test_a_model_uses_its_sparse_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, used = FlatModel(_wide()), []
+    own = SparseInputs._summed
+    monkeypatch.setattr(SparseInputs, "_summed", lambda *given: used.append(len(given[1])) or own(*given))
+    with torch.no_grad():
+        for scores in model.scorers(model.vector[None]):
+            scores(_word_counts(64))
+    assert used == [64]
 
 
 @pytest.mark.slow

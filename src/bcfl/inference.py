@@ -172,7 +172,7 @@ class SparseInputs:
 
         def scores(x: Tensor) -> Tensor:  # (example, input) -> (example, class)
             nonlocal table
-            if x.dim() == 2 and (table is not None or len(x) >= FEWEST_ROWS):
+            if x.shape[1:] == (self._first.in_features,) and (table is not None or len(x) >= FEWEST_ROWS):
                 nonzero = x.numpy() != 0  # NumPy finds them in a seventh of the time that torch takes
                 few = np.count_nonzero(nonzero) <= MOST_NONZERO * nonzero.size
                 if few and (table is not None or self._has_finite_weights()):
@@ -185,8 +185,8 @@ class SparseInputs:
     def _summed(self, x: Tensor, nonzero: npt.NDArray[np.bool_], table: Tensor) -> Tensor:
         """What the first layer makes of the inputs."""  # (example, output)
         places = torch.from_numpy(np.flatnonzero(nonzero))
-        ends = torch.from_numpy(nonzero.sum(1)).cumsum(0)
-        begins = torch.cat([ends.new_zeros(1), ends[:-1]])
+        counts = torch.from_numpy(nonzero.sum(1))
+        begins = counts.cumsum(0) - counts
         weights = x.reshape(-1)[places]
         summed = F.embedding_bag(places % x.shape[1], table, begins, mode="sum", per_sample_weights=weights)
         return summed if self._first.bias is None else summed + self._first.bias

@@ -69,6 +69,8 @@ def test_other_examples_of_own_clients_are_noticed_by_their_content(data):
 def test_a_manifest_that_is_none_is_refused(data, record):
     with pytest.raises(ValueError, match="format must be 1, not None"):
         verify_manifest(data, {})
+    with pytest.raises(ValueError, match="must hold a JSON object"):
+        verify_manifest(data, [])
     del record["group"]
     with pytest.raises(ValueError, match="key 'group' is missing"):
         verify_manifest(data, record)

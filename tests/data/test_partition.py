@@ -193,6 +193,7 @@ def test_spaces_in_a_specification_do_not_matter(pool):
     [
         ("feature(3,5)", {}, r"G must be 4, the number of domains of 'pool' \(a, b, c, d\)"),
         ("feature(4,1000)", {}, "equal parts leave a client with fewer than 10 training .* data.min_test_examples"),
+        ("feature(4,10000000000000)", {}, "equal parts leave a client with fewer than 10 training"),
         ("label(0,1000,1)", {}, "too little data to give each of 1000 clients 10 training and 1 test examples"),
         ("label(0,300,0.1)", {}, "none of 1000 draws gave each of 300 clients .* larger alpha .* data.min_examples"),
         ("label(30,1,0.01)", {}, "none of 1000 draws .* each group 30% of an equal share"),

@@ -144,6 +144,15 @@ def test_options_of_baselines_have_ranges_too(key: str) -> None:
     assert f"method.{key} must be " in refusal({"method": {"name": owner, key: 0}})
 
 
+def test_a_number_beyond_all_floats_is_refused() -> None:
+    assert "training.learning_rate must be a number" in refusal({"training": {"learning_rate": 10**400}})
+
+
+def test_spaces_in_a_partition_make_no_other_run() -> None:
+    spaced, plain = (load_config(None, [f"data.partition={text}"]) for text in ("feature( 4, 2 )", "feature(4,2)"))
+    assert spaced == plain
+
+
 def test_files_that_are_no_toml_are_named(tmp_path: Path) -> None:
     broken, foreign = tmp_path / "broken.toml", tmp_path / "foreign.toml"
     broken.write_text("[data\n")

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tables import show
 from bcfl.data.datasets import DIGITS_FIVE
 from bcfl.experiment.config import load_config
 from bcfl.experiment.run import start
-from bcfl.experiment.sweep import expand, plan
+from bcfl.experiment.sweep import draw_of, expand, plan
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "experiments").glob("*.toml"))
@@ -134,6 +135,14 @@ def test_the_stated_work_counts_and_more_of_it_is_only_told() -> None:
         " |  | fedavg¹ (rounds 1), bcfl-mh-3¹ (rounds 1; reached with local_steps 20¹) |  |"
     )
     assert standings(more) == "bcfl-mh-3¹ (local_steps 20, rounds 1) |  |  | fedavg |"
+
+
+def test_settings_that_are_not_as_usual_are_told_in_short() -> None:
+    at = ("cifar10", "label(4,10,0.1)", 4)
+    slow = [record("fedavg", [0.3], seed=seed) for seed in range(3)]
+    fast = [record("fedavg", [0.5], seed=seed, settings=["training.learning_rate=0.1"]) for seed in range(3)]
+    lines = in_short({at: {"fedavg": PAPER[at]["fedavg"]}}, {at: rows_of([*slow, *fast])})
+    assert any("fedavg (rounds 1, learning_rate 0.1)" in line for line in lines)
 
 
 def test_a_lucky_seed_with_other_settings_takes_no_place_of_several_seeds() -> None:
@@ -291,6 +300,25 @@ def test_rows_with_other_steps_are_not_ordered_at_equal_rounds() -> None:
     assert order_of_methods(rows)[2] == "- accuracy (pairs: 1): fedavg > ifca, local_steps 10 (p < 0.001)."
 
 
+def test_work_is_measured_by_the_row_with_the_stated_work_and_most_seeds() -> None:
+    racing = [record("bcfl-g", [0.3], seed=seed, steps=4, settings=["method.racing=0.01"]) for seed in range(3)]
+    plain = [record("bcfl-g", [0.3], seed=seed) for seed in range(2)]
+    (line,) = [line for line in equal_work(rows_of([*racing, *plain])) if "at the work of" in line and "method" in line]
+    assert "at the work of bcfl-g (10 steps)" in line
+
+
+def test_runs_on_splits_of_several_draws_are_paired_by_both_seeds() -> None:
+    names = {"local": 0.1, "ifca": 0.9}
+    rows = rows_of([
+        record(name, [value + draw / 100], settings=[f"data.seed={draw}"])
+        for name, value in names.items()
+        for draw in range(3)
+    ])  # fmt: skip
+    assert order_of_methods(rows)[2] == "- accuracy (pairs: 1): ifca > local (p < 0.001)."
+    same = [record("local", [0.1]), record("local", [0.1], settings=["data.seed=0"])]  # the very same run
+    assert [len(row.runs) for row in rows_of(same)] == [1]
+
+
 def test_paired_t_test_and_holms_correction() -> None:
     assert paired_p([1.0, 2.0, 3.0]) == pytest.approx(0.0742, abs=1e-4)  # t = 2·√3 with 2 degrees of freedom
     assert paired_p([0.0, 0.0, 0.0]) == 1.0
@@ -369,6 +397,7 @@ def test_what_is_kept_of_a_run_is_small_and_whole(tmp_path: Path) -> None:
     kept = json.loads(json.dumps(compact(tmp_path / "run")))
     rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert kept["by_round"]["accuracy"] == [None, round(rounds[2]["accuracy"], 6), round(rounds[3]["accuracy"], 6)]
+    assert kept["split"] == json.loads((tmp_path / "run" / "manifest.json").read_text())["sha256"]
     for key in WORK:
         assert sum(kept["work_by_round"][key]) == kept["result"]["work"][key]
     for name in ("results", "docs", "experiments"):
@@ -386,6 +415,18 @@ def test_committed_results_are_small_and_can_be_read(path: Path) -> None:
     own = json.loads(path.read_text())
     assert len(own["work_by_round"]["local_steps"]) == own["result"]["rounds"] + 1
     assert client_work(own)[-1] > 0
+
+
+def test_committed_results_of_one_split_have_the_same_clients() -> None:
+    splits: dict[str, set[str]] = defaultdict(set)
+    for path in (ROOT / "results").glob("*.json"):
+        own = json.loads(path.read_text())
+        data = {key: value for key, value in own["config"]["data"].items() if key not in ("path", "seed")}
+        validation = own["config"]["experiment"]["seed"] if data["validation"] else None
+        drawn = None if data["partition"] == "file" else draw_of(own["config"])[1]
+        if "split" in own:  # not in those of before it was kept
+            splits[json.dumps([data, drawn, validation])].add(own["split"])
+    assert all(len(own) == 1 for own in splits.values())
 
 
 def test_the_page_is_what_the_results_give() -> None:
@@ -410,6 +451,14 @@ def test_what_goes_beyond_the_paper_has_tables_of_its_own() -> None:
     )
     assert first + "| 1.50 | 0.00 | 2 | 2 |" in text
     assert "| digits, feature(2,2) | bcfl-g | 2.00 | 1.50 | 2 of 3 | 1.00 | 50.00 | 1 |" in text
+
+
+def test_seeds_without_a_figure_of_drift_are_counted() -> None:
+    moving = [record("bcfl-g", [0.3, 0.4], seed=seed, settings=["data.drift_round=2"]) for seed in range(2)]
+    told = {"false_switches": None, "changed": 3, "found_again": 2, "rounds_until_found": 1.5}
+    for run, rounds in zip(moving, (1.5, None), strict=True):
+        run["result"]["drift"] = told | {"rounds_until_found": rounds}
+    assert "| none (0 of 2 seeds) | 1.50 (1 of 2 seeds) | 4 of 6 |" in page(moving, [], [], "")
 
 
 def test_bcfl_auto_stands_beside_methods_that_are_told_the_right_number_and_score_in_full() -> None:

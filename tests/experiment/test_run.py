@@ -27,9 +27,10 @@ from bcfl.experiment.run import (
     prolong,
     resume,
     settings_of,
+    source_digest,
     start,
 )
-from bcfl.experiment.store import RunFolder
+from bcfl.experiment.store import RunFolder, TakenError
 from bcfl.experiment.sweep import plan, sweep
 from bcfl.models import mlp
 
@@ -272,6 +273,39 @@ def test_with_no_sound_checkpoint_a_run_starts_again_and_says_so(
     assert caplog.text.count("is damaged") == 2
     assert "starting again from round 0" in caplog.text
     assert outcome(path) == expected
+
+
+def test_a_run_that_was_overtaken_before_its_first_round_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between making a folder and locking it another process may come, and be done before this one goes on."""
+    path, longer = tmp_path / "run", tmp_path / "longer"
+
+    def overtaken(path: Path, config: Any) -> RunFolder:
+        folder = create(path, config)
+        resume(path, num_workers=1)
+        return folder
+
+    create = RunFolder.create
+    monkeypatch.setattr(RunFolder, "create", overtaken)
+    with pytest.raises(TakenError, match="has meanwhile been begun by another process"):
+        start(small_config(), path, num_workers=1)
+    assert [record["round"] for record in RunFolder(path).lines("rounds.jsonl")] == [0, 1, 2, 3]
+    with pytest.raises(TakenError, match="has meanwhile been begun by another process"):
+        prolong(path, longer, small_config("experiment.rounds=4"))
+    assert [record["round"] for record in RunFolder(longer).lines("rounds.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_a_run_says_which_code_made_it(tmp_path: Path) -> None:
+    stopped_run(tmp_path / "run", 1)
+    assert RunFolder(tmp_path / "run").read("environment.json")["source"] == source_digest()
+    found = set()
+    for name, text in (("a.py", "x"), ("a.py", "y"), ("b.py", "y")):
+        package = tmp_path / f"{name} {text}"
+        package.mkdir()
+        (package / name).write_text(text)
+        found.add(source_digest(package))
+    assert len(found | {source_digest()}) == 4
 
 
 def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_runs import outcome, small_config
+from torch import nn
 
 from bcfl.data.manifest import save_partition
 from bcfl.experiment import run as run_module
@@ -107,6 +108,33 @@ def test_a_mistake_in_the_last_run_shows_before_the_first(
         sweep(plan([small_config(), *configs(), wrong], tmp_path / "runs"), 1)
     assert calls == []
     assert list(tmp_path.iterdir()) == []
+
+
+def with_norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+
+def test_a_batch_that_the_model_cannot_take_shows_before_the_first_run(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    sizes = [small_config("model.factory=test_sweep:with_norm", f"training.batch_size={size}") for size in (32, 1)]
+    with pytest.raises(ValueError, match="one example at a time"):
+        sweep(plan(sizes, tmp_path / "runs"), 1)
+    assert calls == []
+
+
+def test_a_split_that_cannot_be_drawn_shows_before_the_first_run(
+    tmp_path: Path, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(config: Config) -> Any:
+        if config.experiment.seed == 0:
+            raise ValueError("none of 1000 draws gave each client enough")
+        return load_data(config)
+
+    monkeypatch.setattr(module, "load_data", load)
+    with pytest.raises(ValueError, match="none of 1000 draws"):
+        sweep(plan(configs()[:2], tmp_path / "runs"), 1)  # of seeds 1 and 0
+    assert calls == []
 
 
 @pytest.fixture

@@ -67,6 +67,8 @@ def groups_in(record: Mapping[str, Any], round_index: int) -> Tensor | None:
 
 def verify_manifest(data: FederatedData, expected: Mapping[str, Any]) -> None:
     """Nothing happens if `data` is split as the manifest says; otherwise a ValueError names what differs."""
+    if not isinstance(expected, Mapping):
+        raise ValueError("manifest: must hold a JSON object")
     if expected.get("format") != FORMAT:
         raise ValueError(f"manifest: format must be {FORMAT}, not {expected.get('format')!r}")
     for key in COMPARED:

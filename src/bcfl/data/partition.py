@@ -201,14 +201,15 @@ def _domains(dataset: Dataset, cut: Cut) -> tuple[Ints, Ints]:
 
 def _equal_counts(cut: Cut, totals: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     """How many training and test examples of each domain each client gets, (client, domain) twice."""
-    shares = np.kron(np.eye(cut.num_groups), np.full((cut.clients, 1), 1 / cut.clients))
-    counts = _counts(shares, totals[0]), _counts(shares, totals[1])
-    if _too_small(counts, cut.least):
-        raise ValueError(
-            f"partition {cut.text!r}: equal parts leave a client with fewer than {cut.least[0]} training or "
-            f"{cut.least[1]} test examples; use fewer clients or smaller {SMALLEST}"
-        )
-    return counts
+    if cut.num_clients <= totals[0].sum():  # more may not even fit into memory
+        shares = np.kron(np.eye(cut.num_groups), np.full((cut.clients, 1), 1 / cut.clients))
+        counts = _counts(shares, totals[0]), _counts(shares, totals[1])
+        if not _too_small(counts, cut.least):
+            return counts
+    raise ValueError(
+        f"partition {cut.text!r}: equal parts leave a client with fewer than {cut.least[0]} training or "
+        f"{cut.least[1]} test examples; use fewer clients or smaller {SMALLEST}"
+    )
 
 
 def _drawn_counts(cut: Cut, totals: tuple[Ints, Ints], seed: int) -> tuple[Ints, Ints]:

@@ -236,9 +236,10 @@ def _parse_method(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_data(data: DataConfig) -> DataConfig:
-    """The data set's own options written out; a run that has other data is left as it is."""
+    """The data set's own options written out, in one way; a run that has other data is left as it is."""
     if data.factory is not None or data.name not in DATASETS:
         return data
+    data = dataclasses.replace(data, partition="".join(data.partition.split()))  # feature(4, 5): runs differ in more
     defaults = {key: DATASETS[data.name].options.get(key) for key in ("rotations", "domains")}
     return dataclasses.replace(
         data, **{key: value for key, value in defaults.items() if value is not None and getattr(data, key) is None}
@@ -270,7 +271,7 @@ def check_type(value: Any, hint: Any, key: str) -> Any:
     for option in options:
         if get_origin(option) is Literal and value in get_args(option):
             return value
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value):
             return float(value)
         if option in (int, str) and type(value) is option:
             return value
@@ -282,6 +283,13 @@ def check_type(value: Any, hint: Any, key: str) -> Any:
             if length_fits:
                 return tuple(check_type(part, kinds[0], key) for part in value)
     raise ValueError(f"{key} must be {in_words(hint)}, got {value!r}")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _options(hint: Any) -> tuple[Any, ...]:

@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import functools
+import hashlib
 import logging
 import platform
 import shlex
@@ -88,6 +90,7 @@ def start(
             return _rounds(config, problem, engine, None, None, observers)
         folder = RunFolder.create(out, config.as_dict())
         with folder.locked(), _resumable(folder, way_on or _how_to_resume(config, folder)):
+            folder.refuse_if_begun()
             _describe(folder, _split(config, problem.data), device)
             return _rounds(config, problem, engine, folder, None, observers)
 
@@ -150,6 +153,7 @@ def prolong(path: Path, out: Path, config: Config) -> None:
             logger.warning(note)
         folder = RunFolder.create(out, config.as_dict())
         with folder.locked():
+            folder.refuse_if_begun()
             folder.take_over(source, standing)
 
 
@@ -407,6 +411,7 @@ def environment(device: str = "cpu") -> dict[str, str]:
     """What the run was made with, for whoever wants to repeat it."""
     return {
         "bcfl": __version__,
+        "source": source_digest(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -414,3 +419,12 @@ def environment(device: str = "cpu") -> dict[str, str]:
         "processor": platform.machine(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
     }
+
+
+@functools.cache
+def source_digest(package: Path = Path(__file__).parent.parent) -> str:
+    """What tells this code from any other: between two releases the version stays the same."""
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

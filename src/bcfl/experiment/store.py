@@ -94,6 +94,11 @@ class RunFolder:
             folder.write("config.json", config)
         return folder
 
+    def refuse_if_begun(self) -> None:
+        """Nothing happens unless a run has trained here: its maker may have been overtaken before it had the lock."""
+        if self.has("rounds.jsonl"):
+            raise TakenError(f"the run in {self.path} has meanwhile been begun by another process")
+
     @staticmethod
     def open(path: Path) -> "RunFolder":
         """The run folder at `path`, which must hold a run."""

@@ -265,11 +265,7 @@ def _check(runs: Sequence[Planned], open_runs: Sequence[Planned]) -> int:
 
     So a mistake in the last one shows before the first has run.
     """
-    one_of_each = {
-        (repr(run.config.data), json.dumps(run.config.method), run.config.model, run.config.experiment.joins): run.path
-        for run in reversed(open_runs)
-    }
-    to_pose = set(one_of_each.values())
+    to_pose = set({_what_decides_soundness(run.config): run.path for run in reversed(open_runs)}.values())
     sharing_data: dict[Any, list[Planned]] = {}  # so that each is loaded once
     for run in runs:
         if run.path in to_pose or RunFolder(run.path).has("manifest.json"):
@@ -288,6 +284,12 @@ def _check(runs: Sequence[Planned], open_runs: Sequence[Planned]) -> int:
         if posed:
             num_clients.append(data.num_clients)
     return min(num_clients, default=1)
+
+
+def _what_decides_soundness(config: Config) -> tuple[Any, ...]:
+    """Of runs for which this is the same, all can be run or none."""
+    own = json.dumps(config.method), config.model, config.training.batch_size, config.experiment.joins
+    return *own, _what_decides_data(config)
 
 
 def _try_model(config: Config, data: FederatedData, factory: ModelFactory) -> None:
@@ -385,12 +387,13 @@ def rows_in_order(named: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int]:
     return sorted(range(len(named)), key=place)
 
 
-def draw_of(config: Mapping[str, Mapping[str, Any]]) -> tuple[int, int | None]:
-    """What tells apart runs that are averaged: who drew their numbers, and their split if it has a draw of its own.
+def draw_of(config: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
+    """What tells apart runs that are averaged: who drew their numbers, and who their split.
 
     If that is the same, it is the same run, looked at or saved at other times.
     """
-    return config["experiment"]["seed"], config["data"]["seed"]
+    seed, split = config["experiment"]["seed"], config["data"]["seed"]
+    return seed, seed if split is None else split
 
 
 def alike(summaries: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
