@@ -29,6 +29,7 @@ PUBLISHED_SPLIT = f"{PUBLISHED_KEY}, the published split"
 OWN_SPLITS = f"{PUBLISHED_KEY}, our own splits (one per seed)"
 # Settings that are told wherever they are another than this: our defaults, and of FedAMP what the paper's runs had.
 TOLD = {"method.fusion": BCFL.fusion, "method.racing": BCFL.racing, "method.attention": "cosine"}
+USUAL = {**TOLD, **STATED}
 MEASURES = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 
 

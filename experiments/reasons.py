@@ -5,10 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from measured import STATED, TOLD, Row, setting_of
-
-# What the runs of a row have where a reason does not say otherwise.
-USUAL = {**TOLD, **STATED}
+from measured import USUAL, Row, setting_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class Reason:
     settings: Mapping[str, Any] = field(default_factory=dict)  # section.key -> value
 
     def fits(self, problem: str, row: Row) -> bool:
-        wanted = {**USUAL, **self.settings}
+        wanted = {**USUAL, **self.settings}  # what the runs have where the reason does not say otherwise
         return (
             (self.problem, self.method, set(self.seeds)) == (problem, row.method, row.seeds)
             and all(setting_of(row.runs[0], key) == value for key, value in wanted.items())

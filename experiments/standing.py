@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
-from measured import ENOUGH_SEEDS, MEASURES, PUBLISHED_KEY, STATED, TOLD, Paper, Printed, Row, setting_of, work_of
+from measured import ENOUGH_SEEDS, MEASURES, PUBLISHED_KEY, STATED, USUAL, Paper, Printed, Row, setting_of, work_of
 from tables import table
 
 from bcfl.experiment.sweep import text_of, title_of
@@ -12,9 +12,9 @@ REACHED, NEAR, MISSED, NOT_RUN = STANDINGS = ("at or above it", "within its devi
 SUMMARY = (
     "Accuracy and macro F1 of the last round both have to be at or above the paper's, or below it by no more than its "
     "standard deviation, where it gives one. A method counts once, with the steps and rounds that the paper states; if "
-    "it was run so with several further settings, with the row of most seeds, of several such with the one that comes "
-    "nearest. What is not as usual stands behind its name, and so does with what other work it is reached. A raised "
-    f"figure is the number of seeds, where that is less than {ENOUGH_SEEDS}."
+    "it was run so with several further settings, with the row of most seeds, of several such with the most usual, "
+    "then the nearest one. What is not as usual stands behind its name, and so does with what other work it is "
+    f"reached. A raised figure is the number of seeds, where that is less than {ENOUGH_SEEDS}."
 )
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 OTHERWISE = (
@@ -52,7 +52,9 @@ def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]
             if not tried:
                 found[NOT_RUN].append(method)
                 continue
-            row = min(tried, key=lambda one: (_other_work(one), -len(one.runs), _place(one, printed)))
+            row = min(
+                tried, key=lambda one: (_other_work(one), -len(one.runs), len(_unusual(one)), _place(one, printed))
+            )
             stands = standing(row, printed)
             more = [one for one in tried if _other_work(one) > _other_work(row)] if stands != REACHED else []
             reached = [one for one in more if standing(one, printed) == REACHED]
@@ -78,16 +80,20 @@ def _place(row: Row, printed: Mapping[str, Printed]) -> int:
 
 def _named(row: Row, reached: Sequence[Row]) -> str:
     """The method with the number of its seeds, what is not as usual, and with what else it reaches the paper's."""
-    usual = {**TOLD, **STATED}
-    own = {key: setting_of(row.runs[0], key) for key in usual}
+    own = {key: setting_of(row.runs[0], key) for key in USUAL}
     # What else tells it from other rows of the method; K stands in the heading.
-    further = {key: value for key, value in row.settings.items() if key not in (*usual, "method.num_clusters")}
-    told = [_told({key: value for key, value in own.items() if value != usual[key]} | further)]
+    further = {key: value for key, value in row.settings.items() if key not in (*USUAL, "method.num_clusters")}
+    told = [_told(_unusual(row) | further)]
     for other in reached:
-        changed = {key: setting_of(other.runs[0], key) for key in usual if setting_of(other.runs[0], key) != own[key]}
+        changed = {key: setting_of(other.runs[0], key) for key in USUAL if setting_of(other.runs[0], key) != own[key]}
         told.append(f"reached with {_told(changed)}{few_seeds(other)}")
     behind = "; ".join(filter(None, told))
     return row.method + few_seeds(row) + (f" ({behind})" if behind else "")
+
+
+def _unusual(row: Row) -> dict[str, object]:
+    own = {key: setting_of(row.runs[0], key) for key in USUAL}
+    return {key: value for key, value in own.items() if value != USUAL[key]}
 
 
 def _told(settings: Mapping[str, object]) -> str:
