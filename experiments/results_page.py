@@ -284,7 +284,7 @@ def sensitivity(problem: Problem, records: Sequence[Record], paper: Paper, reaso
     counts = sorted({clusters for clusters in map(clusters_of, records) if clusters is not None})
     if len(counts) < 2:
         return []
-    heading, rows = ", ".join(problem), rows_of(records)
+    heading, rows = ", ".join(problem), sorted(rows_of(records), key=lambda row: row.label)
     main = main_clusters(problem, records, paper)
     lines = [f"## {heading}, by K", ""]
     for key, title in MEASURES.items():
