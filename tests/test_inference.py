@@ -37,6 +37,17 @@ def _scores(modules: list[nn.Module], x: Tensor) -> Tensor:
     return fast.scorer([module.state_dict() for module in modules])(x)
 
 
+def _word_counts(num_rows: int, num_words: int = 600, share: float = 0.02) -> Tensor:
+    """Rows of small whole numbers, mostly zeros; the first row has none other."""
+    x = torch.where(torch.rand(num_rows, num_words) < share, torch.randint(1, 5, (num_rows, num_words)), 0).float()
+    x[0] = 0
+    return x
+
+
+def _wide(bias: bool = True) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(600, 500, bias=bias), nn.ReLU(), nn.Linear(500, 3))
+
+
 NETS = {
     "fashion": (fashion_cnn, (1, 28, 28)),
     "cifar": (cifar_cnn, (3, 32, 32)),
@@ -84,13 +95,20 @@ def test_a_model_scores_the_same_in_any_company() -> None:
     assert (together - alone).abs().max() <= 1e-6 * alone.abs().max()  # here and for this net: to the bit
 
 
-@pytest.mark.parametrize("factory", [fashion_cnn, mlp])
 @pytest.mark.parametrize("num_models", [1, 5, 9])
-def test_scorers_are_of_all_models_in_their_order(factory: ModelFactory, num_models: int) -> None:
-    model = FlatModel(factory())
+@pytest.mark.parametrize(
+    ("factory", "x"),
+    [
+        (fashion_cnn, torch.randn(3, 1, 28, 28)),
+        (mlp, torch.randn(3, 64)),
+        (_wide, _word_counts(64)),
+    ],
+    ids=["images", "numbers", "word counts"],
+)
+def test_scorers_are_of_all_models_in_their_order(factory: ModelFactory, x: Tensor, num_models: int) -> None:
+    model, own = FlatModel(factory()), []
     vectors = torch.stack([FlatModel(factory()).vector for _ in range(num_models)])
     vectors = torch.cat([vectors, torch.full((num_models, 3), torch.nan)], 1)  # momentum may travel along
-    x, own = torch.randn(3, 1, 28, 28) if factory is fashion_cnn else torch.randn(3, 64), []
     with torch.inference_mode():
         found = torch.cat([scores(x) for scores in model.scorers(vectors)])
         for vector in vectors:
@@ -232,17 +250,6 @@ def _assert_the_same_is_kept(
     assert torch.allclose(fast.models.mean, plain.models.mean, atol=1e-4)
 
 
-def _word_counts(num_rows: int, num_words: int = 600, share: float = 0.02) -> Tensor:
-    """Rows of small whole numbers, mostly zeros; the first row has none other."""
-    x = torch.where(torch.rand(num_rows, num_words) < share, torch.randint(1, 5, (num_rows, num_words)), 0).float()
-    x[0] = 0
-    return x
-
-
-def _wide(bias: bool = True) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(600, 500, bias=bias), nn.ReLU(), nn.Linear(500, 3))
-
-
 def _assert_scores_are_the_modules_own(module: nn.Module, parts: list[Tensor]) -> None:
     fast = sparse_inputs_of(module)
     assert fast is not None
@@ -307,17 +314,6 @@ def test_a_wide_layer_that_is_watched_is_called(whole: bool) -> None:
     module = _wide()
     (module if whole else module[0]).register_forward_hook(lambda *_: None)
     assert sparse_inputs_of(module) is None
-
-
-def test_scores_of_word_counts_are_of_all_models_in_their_order() -> None:
-    model, x = FlatModel(_wide()), _word_counts(64)
-    vectors, own = torch.stack([FlatModel(_wide()).vector for _ in range(5)]), []
-    with torch.no_grad():
-        found = torch.cat([scores(x) for scores in model.scorers(vectors)])
-        for vector in vectors:
-            model.load(vector)
-            own.append(model.module(x))
-    assert torch.allclose(found, torch.stack(own), atol=TOLERANCE)
 
 
 def test_no_inputs_and_inputs_of_another_width_are_the_modules_own_affair() -> None:
