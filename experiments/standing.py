@@ -13,8 +13,8 @@ SUMMARY = (
     "Accuracy and macro F1 of the last round both have to be at or above the paper's, or below it by no more than its "
     "standard deviation, where it gives one. A method counts once, with the steps and rounds that the paper states; if "
     "it was run so with several further settings, with the row of most seeds, of several such with the most usual, "
-    "then the nearest one. What is not as usual stands behind its name, and so does with what other work it is "
-    f"reached. A raised figure is the number of seeds, where that is less than {ENOUGH_SEEDS}."
+    "then the nearest one. What is not as usual stands behind its name, and so does where it stands with "
+    f"other work, if that is better. A raised figure is the number of seeds, where that is less than {ENOUGH_SEEDS}."
 )
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 OTHERWISE = (
@@ -56,9 +56,9 @@ def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]
                 tried, key=lambda one: (_other_work(one), -len(one.runs), len(_unusual(one)), _place(one, printed))
             )
             stands = standing(row, printed)
-            more = [one for one in tried if _other_work(one) > _other_work(row)] if stands != REACHED else []
-            reached = [one for one in more if standing(one, printed) == REACHED]
-            found[stands].append(_named(row, reached))
+            more = [one for one in tried if _other_work(one) > _other_work(row)]
+            better = [one for one in more if _place(one, printed) < _place(row, printed)]
+            found[stands].append(_named(row, [(standing(one, printed), one) for one in better]))
             moved += _lately(row, printed, stands)
         cells = [f"all {len(own)}" if own == list(methods) else ", ".join(own) for own in found.values()]
         lines.append([heading, *cells])
@@ -78,15 +78,15 @@ def _place(row: Row, printed: Mapping[str, Printed]) -> int:
     return STANDINGS.index(standing(row, printed))
 
 
-def _named(row: Row, reached: Sequence[Row]) -> str:
-    """The method with the number of its seeds, what is not as usual, and with what else it reaches the paper's."""
+def _named(row: Row, better: Iterable[tuple[str, Row]]) -> str:
+    """The method with the number of its seeds, what is not as usual, and with what else it stands better, and how."""
     own = {key: setting_of(row.runs[0], key) for key in USUAL}
     # What else tells it from other rows of the method; K stands in the heading.
     further = {key: value for key, value in row.settings.items() if key not in (*USUAL, "method.num_clusters")}
     told = [_told(_unusual(row) | further)]
-    for other in reached:
+    for stands, other in better:
         changed = {key: setting_of(other.runs[0], key) for key in USUAL if setting_of(other.runs[0], key) != own[key]}
-        told.append(f"reached with {_told(changed)}{few_seeds(other)}")
+        told.append(f"{stands} with {_told(changed)}{few_seeds(other)}")
     behind = "; ".join(filter(None, told))
     return row.method + few_seeds(row) + (f" ({behind})" if behind else "")
 

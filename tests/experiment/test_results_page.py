@@ -132,7 +132,7 @@ def test_the_stated_work_counts_and_more_of_it_is_only_told() -> None:
     more = record("bcfl-mh-3", [0.7], settings=["training.local_steps=20"])
     # Without a deviation in the paper nothing is near: FedAvg's F1 is 0.25 below it.
     assert standings(record("bcfl-mh-3", [0.2]), more, record("fedavg", [0.425])) == (
-        " |  | fedavg¹ (rounds 1), bcfl-mh-3¹ (rounds 1; reached with local_steps 20¹) |  |"
+        " |  | fedavg¹ (rounds 1), bcfl-mh-3¹ (rounds 1; at or above it with local_steps 20¹) |  |"
     )
     assert standings(more) == "bcfl-mh-3¹ (local_steps 20, rounds 1) |  |  | fedavg |"
 
