@@ -261,7 +261,7 @@ def test_settings_reach_the_server_as_they_are(overrides: list[str]) -> None:
 def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'feature\(4,5\)' makes 20 clients, --clients says 3"):
         read_settings(None, ["data.partition=feature(4,5)"], 3)
-    with pytest.raises(ValueError, match=r"'label\(0, 5, 0\.5\)' makes 5 clients, --clients says 3"):
+    with pytest.raises(ValueError, match=r"'label\(0,5,0\.5\)' makes 5 clients, --clients says 3"):
         read_settings(None, ["data.partition=label(0, 5, 0.5)"], 3)
     with pytest.raises(ValueError, match=r"partition 'feature\(3\)' is not one of"):
         read_settings(None, ["data.partition=feature(3)"], 3)

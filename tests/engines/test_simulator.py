@@ -585,7 +585,7 @@ def test_the_engine_can_be_closed_and_is_closed_by_with(num_workers: int) -> Non
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_engine_that_is_closed_amid_its_tasks_says_so(num_workers: int) -> None:
     engine = simulator(num_workers=num_workers)
-    answers = engine.stream([lambda model: time.sleep(0.05)] * 5)  # as many as are offered at a time to two
+    answers = engine.stream([lambda model: time.sleep(0.2)] * 5)  # as many as are offered at a time to two
     next(answers)
     engine.close()
     with pytest.raises(RuntimeError, match="shutdown"):
