@@ -145,6 +145,6 @@ def test_a_small_model_is_trained_without_fresh_pages_in_a_heap_of_its_thread(
     kept, faults, _ = measured(model, shape, images)
     _, users_faults, _ = measured(model, shape, images, MALLOC_TRIM_THRESHOLD_="131072")
     assert kept == "True"
-    # How blocks lie in the heap hangs on as little as the name of the folder: one may find no gap of its size every time
-    # (on one machine 196 pages in one folder and none in another, where 22,492 are met if nothing is kept).
+    # How blocks lie in the heap hangs on as little as the name of the folder: one of them may find no gap of its size,
+    # time and again (on one machine 196 pages in one folder and none in another; 22,492 if nothing is kept).
     assert faults < 50 + users_faults / 50
