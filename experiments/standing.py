@@ -57,7 +57,7 @@ def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]
             )
             stands = standing(row, printed)
             more = [one for one in tried if _other_work(one) > _other_work(row)]
-            better = [one for one in more if _place(one, printed) < _place(row, printed)]
+            better = [one for one in more if _place(one, printed) < STANDINGS.index(stands)]
             found[stands].append(_named(row, [(standing(one, printed), one) for one in better]))
             moved += _lately(row, printed, stands)
         cells = [f"all {len(own)}" if own == list(methods) else ", ".join(own) for own in found.values()]
@@ -80,20 +80,23 @@ def _place(row: Row, printed: Mapping[str, Printed]) -> int:
 
 def _named(row: Row, better: Iterable[tuple[str, Row]]) -> str:
     """The method with the number of its seeds, what is not as usual, and with what else it stands better, and how."""
-    own = {key: setting_of(row.runs[0], key) for key in USUAL}
+    own = _work_and_settings(row)
     # What else tells it from other rows of the method; K stands in the heading.
     further = {key: value for key, value in row.settings.items() if key not in (*USUAL, "method.num_clusters")}
     told = [_told(_unusual(row) | further)]
     for stands, other in better:
-        changed = {key: setting_of(other.runs[0], key) for key in USUAL if setting_of(other.runs[0], key) != own[key]}
+        changed = {key: value for key, value in _work_and_settings(other).items() if value != own[key]}
         told.append(f"{stands} with {_told(changed)}{few_seeds(other)}")
     behind = "; ".join(filter(None, told))
     return row.method + few_seeds(row) + (f" ({behind})" if behind else "")
 
 
 def _unusual(row: Row) -> dict[str, object]:
-    own = {key: setting_of(row.runs[0], key) for key in USUAL}
-    return {key: value for key, value in own.items() if value != USUAL[key]}
+    return {key: value for key, value in _work_and_settings(row).items() if value != USUAL[key]}
+
+
+def _work_and_settings(row: Row) -> dict[str, object]:
+    return {key: setting_of(row.runs[0], key) for key in USUAL}
 
 
 def _told(settings: Mapping[str, object]) -> str:
