@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # pip, not another installer: constraints.txt pins torch to its CPU build's version, and pip finds that build.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# A registry that is away for a minute or two is waited for.
+export PIP_RETRIES := 8
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 USABLE := $(VENV)/.usable
 CHECKED := $(VENV)/.checked
 
@@ -16,13 +19,13 @@ help: ## this list
 # What a user needs is installed first and alone, so that the first run comes soon.
 $(USABLE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[report]'
+	$(INSTALL) --editable '.[report]'
 	@touch $@
 
 $(CHECKED): $(USABLE)
-	$(INSTALL) '.[report,tracking,flower,docs,dev]'
+	$(INSTALL) --editable '.[report,tracking,flower,docs,dev]'
 	# An independent Fisher to check ours against. Without its dependencies: it names torchvision, and needs it nowhere.
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt backpack-for-pytorch einops unfoldNd
+	$(INSTALL) --no-deps backpack-for-pytorch einops unfoldNd
 	@touch $@
 
 run: $(USABLE) ## set up, then train the bundled example: 20 clients in 4 hidden groups
