@@ -24,9 +24,14 @@ STATED = {"training.local_steps": STATED_STEPS, "experiment.rounds": STATED_ROUN
 ENOUGH_SEEDS = 3  # from fewer no order of methods is claimed
 SCORED = 1 / 3  # what scoring an example costs of training on it: a forward pass, against one forward and one backward
 BYTES = {"parameters_down": 4, "parameters_up": 4, "scalars_up": 8}  # of a number sent
-PUBLISHED_KEY = "label(4,10,0.1)"  # how the paper's tables call the split that the published scripts draw
-PUBLISHED_SPLIT = f"{PUBLISHED_KEY}, the published split"
-OWN_SPLITS = f"{PUBLISHED_KEY}, our own splits (one per seed)"
+# What the published scripts draw: files in splits/ -> how the paper's tables call the setting, and what headings say.
+PUBLISHED = {
+    "fashion_mnist.npz": ("label(4,10,0.1)", "the published split"),
+    "cifar10.npz": ("label(4,10,0.1)", "the published split"),
+    "fashion_mnist-without_groups.npz": ("label(0,40,0.1)", "the published split without copies"),
+}
+SETTING_OF = {f"{setting}, {drawn}": setting for setting, drawn in PUBLISHED.values()}  # of what headings say
+OWN_SPLITS = "our own splits (one per seed)"
 # Settings that are told wherever they are another than this: our defaults, and of FedAMP what the paper's runs had.
 TOLD = {"method.fusion": BCFL.fusion, "method.racing": BCFL.racing, "method.attention": "cosine"}
 USUAL = {**TOLD, **STATED}
@@ -123,10 +128,13 @@ def paper_numbers(rows: Iterable[Mapping[str, str]]) -> Paper:
 def problem_of(record: Record) -> Problem:
     """The data set and how it is split, in words for a heading."""
     data = record["config"]["data"]
-    split = {PUBLISHED_KEY: OWN_SPLITS}.get(data["partition"], data["partition"])
-    if data["partition"] == "file":
-        published = Path(data["partition_file"]).as_posix().endswith(f"experiments/splits/{data['name']}.npz")
-        split = PUBLISHED_SPLIT if published else f"the split in {Path(data['partition_file']).name}"
+    split = data["partition"]
+    if split == "file":
+        file = Path(data["partition_file"])
+        published = file.parts[-3:-1] == ("experiments", "splits") and file.name in PUBLISHED
+        split = ", ".join(PUBLISHED[file.name]) if published else f"the split in {file.name}"
+    elif split in SETTING_OF.values():
+        split = f"{split}, {OWN_SPLITS}"
     return full_name(data["name"], data["domains"]), split
 
 
@@ -151,7 +159,7 @@ def with_clusters(records: Iterable[Record], clusters: int | None) -> list[Recor
 def paper_key(problem: Problem, clusters: int | None) -> tuple[str, str, int]:
     """Where the paper's numbers are: it has none for splits of our own, whose heading it does not know."""
     name, split = problem
-    return name, PUBLISHED_KEY if split == PUBLISHED_SPLIT else split, clusters or 0
+    return name, SETTING_OF.get(split, split), clusters or 0
 
 
 def main_clusters(problem: Problem, records: Iterable[Record], paper: Paper) -> int | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
-from measured import ENOUGH_SEEDS, MEASURES, PUBLISHED_KEY, STATED, USUAL, Paper, Printed, Row, setting_of, work_of
+from measured import ENOUGH_SEEDS, MEASURES, SETTING_OF, STATED, USUAL, Paper, Printed, Row, setting_of, work_of
 from tables import table
 
 from bcfl.experiment.sweep import text_of, title_of
@@ -42,9 +42,8 @@ def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]
     lines, elsewhere = [], []
     for key, methods in paper.items():
         rows = list(rows_at.get(key, ()))
-        heading = f"{key[0]}, {key[1]}, K = {key[2]}" + (
-            "" if key[1] == PUBLISHED_KEY or not rows else ", our own draw"
-        )
+        own_draw = rows and key[1] not in SETTING_OF.values()
+        heading = f"{key[0]}, {key[1]}, K = {key[2]}" + (", our own draw" if own_draw else "")
         found: dict[str, list[str]] = {name: [] for name in STANDINGS}
         moved = []
         for method, printed in methods.items():

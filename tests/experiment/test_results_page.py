@@ -11,7 +11,7 @@ import pytest
 from beyond_page import how_many
 from collect import WORK, compact, results_page, write_results
 from left import left_to_run
-from measured import Printed, client_work, holm, last_within, paired_p, paper_numbers, problem_of, rows_of
+from measured import PUBLISHED, Printed, client_work, holm, last_within, paired_p, paper_numbers, problem_of, rows_of
 from reasons import Reason, read_reasons
 from results_page import (
     below_paper,
@@ -337,6 +337,18 @@ def test_splits_of_our_own_are_not_set_beside_the_papers() -> None:
     assert problem_of(elsewhere)[1] == "the split in split.npz"
 
 
+def test_the_published_split_of_table_2_is_set_beside_it() -> None:
+    file = "data.partition_file=experiments/splits/fashion_mnist-without_groups.npz"
+    published = record("fedavg", [0.5], settings=["data.name=fashion_mnist", file])
+    own = record("fedavg", [0.6], settings=["data.name=fashion_mnist", "data.partition=label(0,40,0.1)"])
+    row = {"table": "table2", "dataset": "fashion_mnist", "setting": "label(0,40,0.1)", "K": "4", "method": "FedAvg",
+           "accuracy": "50", "f1": "25", "accuracy_sd": "", "f1_sd": ""}  # fmt: skip
+    text = page([published, own], [row], [], "Preface.")
+    assert "| fashion_mnist, label(0,40,0.1), K = 4 | fedavg¹" in text
+    assert "## fashion_mnist, label(0,40,0.1), the published split without copies, K = 4" in text
+    assert "## fashion_mnist, label(0,40,0.1), our own splits (one per seed)" in text
+
+
 def test_a_method_without_clusters_stands_beside_every_k() -> None:
     runs = [record("bcfl-g", [k / 10], settings=[f"method.num_clusters={k}"]) for k in (2, 4)]
     with (ROOT / "experiments/paper.csv").open() as file:
@@ -496,7 +508,7 @@ def test_every_row_of_the_paper_has_an_experiment_file() -> None:
     planned = set()
     for config in expand(TABLES):
         data = config.data
-        split = "label(4,10,0.1)" if data.partition == "file" else data.partition
+        split = PUBLISHED[Path(data.partition_file).name][0] if data.partition == "file" else data.partition
         if data.name != "digits_five" or tuple(data.domains or DIGITS_FIVE) == DIGITS_FIVE:  # else the domains at hand
             planned.add((data.name, split, config.method.get("num_clusters"), config.method["name"]))
     with (ROOT / "experiments/paper.csv").open() as file:
