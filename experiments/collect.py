@@ -48,11 +48,15 @@ def results_page(root: Path) -> str:
         paper = list(csv.DictReader(file))
     reasons = read_reasons((results / "reasons.toml").read_text())
     preface = (experiments / "results-preface.md").read_text()
-    predicted: list[dict[str, Any]] = []  # by predictive.py
-    newcomers: list[dict[str, Any]] = []  # by newcomers.py
+    measured: dict[str, list[dict[str, Any]]] = {
+        "newcomers": [],
+        "batch_statistics": [],
+        "predictive": [],
+    }  # by scripts
     for path in sorted((results / "predictive").glob("*.json")):
-        (newcomers if path.name.startswith("newcomers-") else predicted).extend(json.loads(path.read_text()))
-    return page(records, paper, reasons, preface, left_to_run(experiments, results), predicted, newcomers)
+        script = next((name for name in measured if path.name.startswith(f"{name}-")), "predictive")
+        measured[script].extend(json.loads(path.read_text()))
+    return page(records, paper, reasons, preface, left_to_run(experiments, results), **measured)
 
 
 def write_results(root: Path) -> None:

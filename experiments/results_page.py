@@ -7,6 +7,7 @@ from functools import partial
 from itertools import combinations
 from statistics import fmean, stdev
 
+from batch_statistics import as_published
 from beyond_page import Predicted, beyond, is_drift
 from measured import (
     ENOUGH_SEEDS,
@@ -58,8 +59,9 @@ def page(
     reasons: Sequence[Reason],
     preface: str,
     left: Sequence[str] = (),
-    predicted: Predicted = (),
+    predictive: Predicted = (),
     newcomers: Predicted = (),
+    batch_statistics: Predicted = (),
 ) -> str:
     """The whole page, in Markdown, without its title."""
     paper = paper_numbers(paper_rows)
@@ -81,7 +83,8 @@ def page(
         lines += section(problem, clusters, rows_of(with_clusters(own, clusters)), paper, reasons)
     for problem, own in problems.items():
         lines += sensitivity(problem, own, paper, reasons)
-    lines += [*beyond(tested, paper, predicted, newcomers), *defaults(studied), *left]
+    lines += as_published(batch_statistics, paper)
+    lines += [*beyond(tested, paper, predictive, newcomers), *defaults(studied), *left]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -490,7 +490,7 @@ def test_what_a_mixture_gains_stands_with_its_confidence_interval() -> None:
             for mixture in (best, other)]  # fmt: skip
     # Student's t with one degree of freedom: 12.706 standard errors, of 0.05
     assert "| digits, 20 rounds | bcfl-g | mean | 0.5000 | 0.1000 | -0.0500 ± 0.6353 | +0.0000 ± 0.0000" in page(
-        [], [], [], "", predicted=runs
+        [], [], [], "", predictive=runs
     )
     asked = {"data": "digits", "method": "bcfl-g", "seed": 0, "held_out": True,
              "table": [{"examples": 4, "temperature": "n^0", "accuracy": 0.9, "confidence": 0.8, "ece": 0.1}],

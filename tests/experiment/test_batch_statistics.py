@@ -1,0 +1,44 @@
+"""Runs tested by the statistics of test batches, as the published code does, beside the learned ones."""
+
+from pathlib import Path
+
+import pytest
+from batch_statistics import as_published, measure
+from measured import paper_numbers
+from small_runs import small_config
+from torch import nn
+
+from bcfl.experiment.run import start
+
+
+def with_norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def test_only_the_statistics_differ(tmp_path: Path) -> None:
+    config = small_config("model.factory=test_batch_statistics:with_norm", "method.name=fedavg")
+    result = start(config, tmp_path / "run")
+    found = measure(tmp_path / "run")
+    own = result.history[-1]
+    assert found["learned"] == pytest.approx({key: 100 * own[key] for key in ("accuracy", "macro_f1")})
+    # After three rounds of three steps the learned statistics are still near their start: batches know better.
+    assert found["of_batches"]["accuracy"] > found["learned"]["accuracy"]
+    assert measure(tmp_path / "run") == found
+
+
+def test_a_model_without_such_statistics_is_passed_over(tmp_path: Path) -> None:
+    start(small_config(), tmp_path / "run")
+    assert measure(tmp_path / "run") is None
+
+
+def test_rows_stand_beside_the_papers() -> None:
+    printed = {"table": "table2", "dataset": "fashion_mnist", "setting": "label(0,40,0.1)", "accuracy": "88.64",
+               "f1": "45.9", "accuracy_sd": "", "f1_sd": "", "K": "4", "method": "FedAvg"}  # fmt: skip
+    run = {"problem": ["fashion_mnist", "label(0,40,0.1), the published split without copies"], "clusters": None,
+           "method": "fedavg", "seed": 0, "learned": {"accuracy": 86.4, "macro_f1": 42.2},
+           "of_batches": {"accuracy": 87.2, "macro_f1": 46.0}}  # fmt: skip
+    other = {**run, "problem": ["digits", "feature(4,5)"], "clusters": 4}
+    text = "\n".join(as_published([run, other], paper_numbers([printed])))
+    assert "| fedavg | 86.40 | 87.20 | 88.64 | 42.20 | 46.00 | 45.90 | 1 |" in text
+    assert "| digits, feature(4,5) | fedavg | 86.40 | 87.20 |  | 42.20 | 46.00 |  | 1 |" in text
+    assert as_published([], {}) == []
