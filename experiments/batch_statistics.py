@@ -81,16 +81,17 @@ def as_published(records: Sequence[Mapping[str, Any]], paper: Paper) -> list[str
     for (problem, clusters, method), runs in rows.items():
         # A method without clusters stands beside the K with which the paper runs most methods.
         keys = [key for key in paper if key[:2] == paper_key(problem, None)[:2] and clusters in (None, key[2])]
-        printed = paper[max(keys, key=lambda key: len(paper[key]))].get(method, {}) if keys else {}
+        printed = paper[max(keys, key=lambda key: len(paper[key]))] if keys else {}
         cells = [", ".join(problem), method]
         for key in MEASURES:
             cells += [show([run[how][key] for run in runs]) for how in ("learned", "of_batches")]
-            cells.append(str(printed.get(key, "")))
-        lines.append([*cells, str(len(runs))])
+            cells.append(str(printed.get(method, {}).get(key, "")))
+        place = list(printed).index(method) if method in printed else len(printed)
+        lines.append((problem, place, [*cells, str(len(runs))]))
     columns = ["data", "method"]
     columns += [title for name in MEASURES.values() for title in (name, f"{name}, by batches", "paper")]
     head = ["## Tested as the published code tests", "", NOTE, ""]
-    return [*head, *table([*columns, "seeds"], lines), ""] if lines else []
+    return [*head, *table([*columns, "seeds"], [cells for *_, cells in sorted(lines)]), ""] if lines else []
 
 
 def main() -> None:

@@ -48,13 +48,10 @@ def results_page(root: Path) -> str:
         paper = list(csv.DictReader(file))
     reasons = read_reasons((results / "reasons.toml").read_text())
     preface = (experiments / "results-preface.md").read_text()
-    measured: dict[str, list[dict[str, Any]]] = {
-        "newcomers": [],
-        "batch_statistics": [],
-        "predictive": [],
-    }  # by scripts
+    scripts = ("newcomers", "batch_statistics", "predictive")  # whose figures are kept, in files that begin so
+    measured: dict[str, list[dict[str, Any]]] = {script: [] for script in scripts}
     for path in sorted((results / "predictive").glob("*.json")):
-        script = next((name for name in measured if path.name.startswith(f"{name}-")), "predictive")
+        script = next((name for name in scripts if path.name.startswith(f"{name}-")), "predictive")
         measured[script].extend(json.loads(path.read_text()))
     return page(records, paper, reasons, preface, left_to_run(experiments, results), **measured)
 

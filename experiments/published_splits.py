@@ -4,7 +4,8 @@ python experiments/published_splits.py [FOLDER]   FOLDER as data.path; by defaul
 
 Nothing is written unless the drawing gives the two known splits, of Fashion-MNIST and CIFAR-10 in four groups, to the
 last example. Of label(0,40,0.1) the published code then leaves out clients with few test examples and lets copies of
-others stand for them: here they are left out, and nobody is copied.
+others stand for them: here they are left out, and nobody is copied. How few is what it asks of groups; that it asks the
+same of clients is assumed.
 """
 
 import sys
