@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bcfl.data.datasets import load
+from bcfl.data.manifest import client_of
 from bcfl.files import replacing
 
 Ints = NDArray[np.int64]
@@ -55,14 +57,6 @@ def _cut(
     return list(zip(*cuts, strict=True))
 
 
-def client_of(clients: list[Ints], num_examples: int) -> NDArray[np.int8]:
-    """The client of every example; -1 where nobody holds it."""
-    found = np.full(num_examples, -1, dtype=np.int8)
-    for client, rows in enumerate(clients):
-        found[rows] = client
-    return found
-
-
 def large_enough(clients: list[tuple[Ints, Ints]], num_test: int) -> list[tuple[Ints, Ints]]:
     return [both for both in clients if len(both[1]) >= LEAST * num_test / len(clients)]
 
@@ -74,16 +68,16 @@ def _labels(name: str, folder: str | None) -> tuple[Ints, Ints]:
 
 def _arrays(clients: list[tuple[Ints, Ints]], labels: tuple[Ints, Ints]) -> dict[str, NDArray[np.int8]]:
     kinds = zip(("train_client", "test_client"), zip(*clients, strict=True), labels, strict=True)
-    return {name: client_of(list(rows), len(own)) for name, rows, own in kinds}
+    held = {name: ([torch.from_numpy(one) for one in rows], len(own)) for name, rows, own in kinds}
+    return {name: client_of(*own).astype(np.int8) for name, own in held.items()}
 
 
 def main(folder: str | None = None) -> None:
-    for name in ("fashion_mnist", "cifar10"):
+    for name in ("cifar10", "fashion_mnist"):  # of the last of which there is more to draw
         labels = _labels(name, folder)
         drawn, known = _arrays(draw(labels, [(4, 0.1), (10, 10.0)]), labels), np.load(SPLITS / f"{name}.npz")
         if any(not np.array_equal(drawn[key], known[key]) for key in drawn):
             sys.exit(f"the drawing does not give the published split of {name}: nothing is written")
-    labels = _labels("fashion_mnist", folder)
     clients = large_enough(draw(labels, [(40, 0.1)]), len(labels[1]))
     arrays = _arrays(clients, labels)
     with replacing(WITHOUT_GROUPS) as file:

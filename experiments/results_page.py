@@ -41,6 +41,7 @@ from reasons import Reason, reason_of
 from standing import few_seeds, in_short, shortfall
 from tables import show, table
 
+from bcfl.data.partition import parse_specification
 from bcfl.experiment.sweep import text_of, title_of
 from bcfl.local import Training
 from bcfl.methods import make_method, remarks
@@ -92,7 +93,8 @@ def section(
     problem: Problem, clusters: int | None, rows: list[Row], paper: Paper, reasons: Sequence[Reason]
 ) -> list[str]:
     """One data set: at equal rounds, where it is below the paper's and why, which order is sure, at equal work."""
-    printed = paper.get(paper_key(problem, clusters), {})
+    key = paper_key(problem, clusters)
+    printed = paper.get(key, {})
     order = list(printed)
     rows = sorted(rows, key=lambda row: (order.index(row.method) if row.method in order else len(order), row.label))
     heading = ", ".join(problem)
@@ -102,7 +104,8 @@ def section(
     lines += [f"{remark}.\n" for remark in remarks(row.method for row in rows)]
     lines += [f"Rows of the paper that have not been run: {', '.join(missing)}.", ""] if missing else []
     lines += below_paper(heading, rows, printed, reasons)
-    lines += published_budget(rows, printed)
+    if printed:
+        lines += published_budget(rows, printed, parse_specification(key[1], 0.0, (1, 0)).num_clients)
     return [*lines, *order_of_methods(rows), "", *equal_work(rows)]
 
 
@@ -170,16 +173,19 @@ def below_paper(
     return [f"Below the paper's{where}:", "", *sentences, ""] if sentences else []
 
 
-def published_budget(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed]]) -> list[str]:
-    """For rows to which the published code gives more local work than the paper states: with how much we reach it."""
+def published_budget(rows: Sequence[Row], printed: Mapping[str, Mapping[str, Printed]], num_clients: int) -> list[str]:
+    """For rows to which the published code gives more local work than the paper states: with how much we reach it.
+
+    `num_clients` are the paper's; where it has copies of clients, ours are fewer.
+    """
     sentences = []
     for row in rows:
         hypotheses = re.fullmatch(r"bcfl-mh-(\d+)(-w)?", row.method)
         if hypotheses is None or row.method not in printed:
             continue
         # Its hypotheses are one object that every branch goes on training: M(C+M−1)/C times BCFL-G's steps.
-        m, clients = int(hypotheses[1]), row.num_clients
-        theirs = STATED_STEPS * STATED_ROUNDS * m * (clients + m - 1) / clients
+        m = int(hypotheses[1])
+        theirs = STATED_STEPS * STATED_ROUNDS * m * (num_clients + m - 1) / num_clients
         parts = []
         for key, title in MEASURES.items():
             number, spent = printed[row.method][key], row.spent("local_steps")

@@ -220,7 +220,7 @@ def test_with_how_much_work_a_number_is_reached() -> None:
     assert row.rounds_at("accuracy", 50.0) == [3, 4, 5]
     assert row.rounds_at("accuracy", 63.0) == []
     assert row.spent("local_steps") == [0, 15, 30, 45, 60, 75]  # of each of four clients
-    *_, sentence, _ = published_budget([row], printed())
+    *_, sentence, _ = published_budget([row], printed(), 4)
     # M(C+M−1)/C = 4.5 times 10 steps in each of 100 rounds.
     assert sentence == (
         "- bcfl-mh-3: about 4,500 there; here the paper's accuracy is reached with 45 (1% of that), "
@@ -229,9 +229,9 @@ def test_with_how_much_work_a_number_is_reached() -> None:
     (lucky,) = rows_of([record("bcfl-mh-3", [0.6, None, 0.4, 0.7])])
     *_, accuracy, _ = equal_rounds([lucky], printed())[2].removesuffix(" |").split(" | ")
     assert accuracy == "round 1, 10 steps, in 2 of the 3 rounds from there on"  # of those that were tested
-    missed = published_budget(rows_of([record("bcfl-mh-3", [0.4], steps=60)]), printed())[2]
+    missed = published_budget(rows_of([record("bcfl-mh-3", [0.4], steps=60)]), printed(), 4)[2]
     assert "the paper's accuracy is not reached with 15," in missed
-    assert published_budget(rows_of([record("fedavg", [0.4])]), printed()) == []
+    assert published_budget(rows_of([record("fedavg", [0.4])]), printed(), 4) == []
 
 
 def test_a_scored_example_costs_a_third_of_a_trained_one() -> None:

@@ -95,9 +95,9 @@ def _difference(key: str, actual: Any, expected: Any) -> str:
 
 
 def _label_counts(held: Sequence[Tensor], labels: Tensor, num_classes: int) -> list[list[int]]:
-    client_of = _client_of(held, len(labels))
-    kept = client_of >= 0
-    flat = np.bincount(client_of[kept] * num_classes + labels.numpy()[kept], minlength=len(held) * num_classes)
+    holder = client_of(held, len(labels))
+    kept = holder >= 0
+    flat = np.bincount(holder[kept] * num_classes + labels.numpy()[kept], minlength=len(held) * num_classes)
     return [[int(count) for count in row] for row in flat.reshape(len(held), num_classes)]
 
 
@@ -110,19 +110,19 @@ def _split_hash(data: FederatedData) -> str:
     return digest.hexdigest()
 
 
-def _client_of(held: Sequence[Tensor], num_examples: int) -> Ints:
+def client_of(held: Sequence[Tensor], num_examples: int) -> Ints:
     """The client that holds each example, −1 where none does."""  # (example,)
-    client_of = np.full(num_examples, -1)
+    holder = np.full(num_examples, -1)
     sizes = [len(one) for one in held]
-    client_of[torch.cat(tuple(held)).numpy()] = np.repeat(np.arange(len(held)), sizes)
-    return client_of
+    holder[torch.cat(tuple(held)).numpy()] = np.repeat(np.arange(len(held)), sizes)
+    return holder
 
 
 def save_partition(path: str | Path, data: FederatedData) -> None:
     """The file at `path` holds the split of `data`, to be loaded with partition 'file'."""
     arrays = {
-        "train_client": _client_of(data.train_of, len(data.y_train)),
-        "test_client": _client_of(data.test_of, len(data.y_test)),
+        "train_client": client_of(data.train_of, len(data.y_train)),
+        "test_client": client_of(data.test_of, len(data.y_test)),
     }
     if data.group is not None:
         arrays["group"] = data.group.numpy()
