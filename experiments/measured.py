@@ -179,6 +179,20 @@ def work_of(row: Row) -> tuple[Any, ...]:
     return tuple(setting_of(row.runs[0], key) for key in STATED)
 
 
+def unusual(row: Row) -> dict[str, Any]:
+    """The settings in which the row is not as usual."""
+    return {key: own for key, usual in USUAL.items() if (own := setting_of(row.runs[0], key)) != usual}
+
+
+def rank(row: Row) -> tuple[int, int, int]:
+    """By which a row stands for its method, the least first: with the stated work, of most seeds, most usual.
+
+    Racing is other work, too: it scores less.
+    """
+    other = unusual(row)
+    return sum(key in (*STATED, "method.racing") for key in other), -len(row.runs), len(other)
+
+
 def rows_of(records: Iterable[Record]) -> list[Row]:
     """The runs by method and settings; settings are told where a method was run with several, or as TOLD says."""
     by_method: dict[str, list[Record]] = defaultdict(list)

@@ -12,10 +12,8 @@ from beyond_page import Predicted, beyond, is_drift
 from measured import (
     ENOUGH_SEEDS,
     MEASURES,
-    STATED,
     STATED_ROUNDS,
     STATED_STEPS,
-    TOLD,
     Draw,
     Paper,
     Printed,
@@ -32,8 +30,8 @@ from measured import (
     paired_p,
     paper_key,
     paper_numbers,
+    rank,
     rows_of,
-    setting_of,
     with_clusters,
     work_of,
 )
@@ -231,7 +229,7 @@ def equal_work(rows: Sequence[Row]) -> list[str]:
     """Each method where a client has worked as much as with FedAvg, and as with BCFL-G, by the end of their runs."""
     budgets = {}
     for name in ("fedavg", "bcfl-g"):
-        if reference := _usual([row for row in rows if row.method == name]):
+        if reference := min((row for row in rows if row.method == name), key=rank, default=None):
             budgets[reference.label] = fmean(client_work(run)[-1] for run in reference.runs)
     if not budgets:
         return ["At equal client work: neither FedAvg nor BCFL-G has been run yet, so there is no budget to set.", ""]
@@ -249,16 +247,6 @@ def equal_work(rows: Sequence[Row]) -> list[str]:
         cells += [f"{fmean(client_work(run)[-1] for run in row.runs):,.0f}", f"{row.bytes_per_client / 1e6:,.0f}"]
         lines.append([*cells, *(_at_budget(row, budget) for budget in budgets.values())])
     return ["At equal client work:", "", *table(columns, lines), "", *_order_at(rows, budgets)]
-
-
-def _usual(rows: Sequence[Row]) -> Row | None:
-    """Of a method's rows the one that others are measured by: the stated work, no racing, most seeds."""
-
-    def place(row: Row) -> tuple[bool, bool, int]:
-        racing = setting_of(row.runs[0], "method.racing") != TOLD["method.racing"]
-        return work_of(row) != tuple(STATED.values()), racing, -len(row.runs)
-
-    return min(rows, key=place, default=None)
 
 
 def _order_at(rows: Sequence[Row], budgets: Mapping[str, float]) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
-from measured import ENOUGH_SEEDS, MEASURES, SETTING_OF, STATED, USUAL, Paper, Printed, Row, setting_of, work_of
+from measured import ENOUGH_SEEDS, MEASURES, SETTING_OF, USUAL, Paper, Printed, Row, rank, setting_of, unusual, work_of
 from tables import table
 
 from bcfl.experiment.sweep import text_of, title_of
@@ -11,10 +11,10 @@ from bcfl.experiment.sweep import text_of, title_of
 REACHED, NEAR, MISSED, NOT_RUN = STANDINGS = ("at or above it", "within its deviation", "below it", "not run")
 SUMMARY = (
     "Accuracy and macro F1 of the last round both have to be at or above the paper's, or below it by no more than its "
-    "standard deviation, where it gives one. A method counts once, with the steps and rounds that the paper states; if "
-    "it was run so with several further settings, with the row of most seeds, of several such with the most usual, "
-    "then the nearest one. What is not as usual stands behind its name, and so does where it stands with "
-    f"other work, if that is better. A raised figure is the number of seeds, where that is less than {ENOUGH_SEEDS}."
+    "standard deviation, where it gives one. A method counts once, with the steps and rounds that the paper states and "
+    "without racing, where it was run so; of several such rows with that of most seeds, then the most usual, then the "
+    "nearest one. What is not as usual stands behind its name, and so does where it stands with other work, if that is "
+    f"better. A raised figure is the number of seeds, where that is less than {ENOUGH_SEEDS}."
 )
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 OTHERWISE = (
@@ -51,11 +51,9 @@ def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]
             if not tried:
                 found[NOT_RUN].append(method)
                 continue
-            row = min(
-                tried, key=lambda one: (_other_work(one), -len(one.runs), len(_unusual(one)), _place(one, printed))
-            )
+            row = min(tried, key=lambda one: (*rank(one), _place(one, printed)))
             stands = standing(row, printed)
-            more = [one for one in tried if _other_work(one) > _other_work(row)]
+            more = [one for one in tried if work_of(one) != work_of(row)]
             better = [one for one in more if _place(one, printed) < STANDINGS.index(stands)]
             found[stands].append(_named(row, [(standing(one, printed), one) for one in better]))
             moved += _lately(row, printed, stands)
@@ -68,11 +66,6 @@ def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]
     return [*shown, OTHERWISE, "", *elsewhere, ""] if elsewhere else shown
 
 
-def _other_work(row: Row) -> int:
-    """In how much of its work the row is not as the paper states."""
-    return sum(own != stated for own, stated in zip(work_of(row), STATED.values(), strict=True))
-
-
 def _place(row: Row, printed: Mapping[str, Printed]) -> int:
     return STANDINGS.index(standing(row, printed))
 
@@ -82,16 +75,12 @@ def _named(row: Row, better: Iterable[tuple[str, Row]]) -> str:
     own = _work_and_settings(row)
     # What else tells it from other rows of the method; K stands in the heading.
     further = {key: value for key, value in row.settings.items() if key not in (*USUAL, "method.num_clusters")}
-    told = [_told(_unusual(row) | further)]
+    told = [_told(unusual(row) | further)]
     for stands, other in better:
         changed = {key: value for key, value in _work_and_settings(other).items() if value != own[key]}
         told.append(f"{stands} with {_told(changed)}{few_seeds(other)}")
     behind = "; ".join(filter(None, told))
     return row.method + few_seeds(row) + (f" ({behind})" if behind else "")
-
-
-def _unusual(row: Row) -> dict[str, object]:
-    return {key: value for key, value in _work_and_settings(row).items() if value != USUAL[key]}
 
 
 def _work_and_settings(row: Row) -> dict[str, object]:
