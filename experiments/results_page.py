@@ -357,8 +357,10 @@ def verdict(rows: Sequence[Row]) -> str:
         sure = TOO_FEW_SEEDS
     else:
         # The best of several is chosen after the fact, so its test counts as one of as many.
-        p = min(1.0, (len(rows) - 1) * paired_p(gaps))
-        sure = f"paired t-test over {len(gaps)} seeds, corrected for {len(rows) - 1} rivals: p = {p:.2f}"
+        rivals = len(rows) - 1
+        p = min(1.0, rivals * paired_p(gaps))
+        corrected = f", corrected for {rivals} rivals" if rivals > 1 else ""
+        sure = f"paired t-test over {len(gaps)} seeds{corrected}: p = {p:.2f}"
     return f"The best is {gap:.2f} above the default ({sure})."
 
 

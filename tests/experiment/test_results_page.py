@@ -395,9 +395,10 @@ def test_a_study_marks_the_default_and_says_how_it_stands() -> None:
     tests = "paired t-tests over common seeds with Holm's correction, p < 0.05"
     assert lines[-2] == f"The default is the best of 3 by accuracy; surely better than 1 of the others ({tests})."
     *_, verdict, _ = defaults([*tried(0.5, [0.50, 0.54, 0.52]), *tried(0.9, [0.61, 0.64, 0.63])])
-    assert verdict.startswith(
-        "The best is 10.67 above the default (paired t-test over 3 seeds, corrected for 1 rivals: p"
-    )
+    assert verdict.startswith("The best is 10.67 above the default (paired t-test over 3 seeds: p")
+    thrice = [*tried(0.5, [0.50, 0.54, 0.52]), *tried(0.9, [0.61, 0.64, 0.63]), *tried(1.0, [0.1, 0.15, 0.12])]
+    *_, verdict, _ = defaults(thrice)
+    assert "(paired t-test over 3 seeds, corrected for 2 rivals: p" in verdict
     *_, verdict, _ = defaults([*tried(0.5, [0.50]), *tried(0.9, [0.41])])
     assert verdict == "The default is the best of 2 by accuracy; fewer than three common seeds, so no order is claimed."
     *_, verdict, _ = defaults([*tried(0.5, [0.50]), *tried(0.9, [0.61])])
