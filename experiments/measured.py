@@ -49,7 +49,8 @@ class Printed:
         return f"{self.value:.2f}" + ("" if self.deviation is None else f" ± {self.deviation:.2f}")
 
 
-Paper = dict[tuple[str, str, int], dict[str, dict[str, Printed]]]  # data set, split, K -> method -> measure -> number
+Setting = tuple[str, str, int]  # data set, split and K, as the paper's tables name them
+Paper = dict[Setting, dict[str, dict[str, Printed]]]  # setting -> method -> measure -> number
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,13 @@ def paper_numbers(rows: Iterable[Mapping[str, str]]) -> Paper:
             key: Printed(float(row[name]), float(row[f"{name}_sd"]) if row[f"{name}_sd"] else None)
             for key, name in (("accuracy", "accuracy"), ("macro_f1", "f1"))
         }
-        found[row["dataset"], row["setting"], int(row["K"])].setdefault(row["method"].lower(), both)
+        found[setting_in(row)].setdefault(row["method"].lower(), both)
     return dict(found)
+
+
+def setting_in(row: Mapping[str, str]) -> Setting:
+    """The setting of a row of the paper's tables."""
+    return row["dataset"], row["setting"], int(row["K"])
 
 
 def problem_of(record: Record) -> Problem:
@@ -156,7 +162,7 @@ def with_clusters(records: Iterable[Record], clusters: int | None) -> list[Recor
     return [record for record in records if clusters_of(record) in (None, clusters)]
 
 
-def paper_key(problem: Problem, clusters: int | None) -> tuple[str, str, int]:
+def paper_key(problem: Problem, clusters: int | None) -> Setting:
     """Where the paper's numbers are: it has none for splits of our own, whose heading it does not know."""
     name, split = problem
     return name, SETTING_OF.get(split, split), clusters or 0

@@ -32,11 +32,12 @@ from measured import (
     paper_numbers,
     rank,
     rows_of,
+    setting_in,
     with_clusters,
     work_of,
 )
 from reasons import Reason, reason_of
-from standing import few_seeds, in_short, shortfall
+from standing import at_a_glance, few_seeds, in_short, shortfall
 from tables import show, table
 
 from bcfl.data.partition import parse_specification
@@ -45,6 +46,7 @@ from bcfl.local import Training
 from bcfl.methods import make_method, remarks
 
 LEVEL = 0.05
+TABLES = {"table1": "Table 1", "table2": "Table 2"}  # as the paper's rows name them; the study of K has its own
 TOO_FEW_SEEDS = "fewer than three common seeds, so no order is claimed"
 STUDIES = (
     "Tested on a fifth of the clients' training data, which is kept from training (`data.validation = 0.2`); test data "
@@ -54,7 +56,7 @@ STUDIES = (
 
 def page(
     records: Sequence[Record],
-    paper_rows: Iterable[Mapping[str, str]],
+    paper_rows: Sequence[Mapping[str, str]],
     reasons: Sequence[Reason],
     preface: str,
     left: Sequence[str] = (),
@@ -73,7 +75,13 @@ def page(
         for problem, own in problems.items()
         if paper_key(problem, key[2]) == key
     }
-    lines = [preface.strip(), "", *in_short(paper, rows_at)]
+    tables = {
+        title: list(dict.fromkeys(setting_in(row) for row in paper_rows if row["table"] == name))
+        for name, title in TABLES.items()
+    }
+    introduction, _, how = preface.strip().partition("\n\n")
+    lines = [introduction, "", *at_a_glance(tables, paper, rows_at), *in_short(paper, rows_at)]
+    lines += ["## How it was measured", "", how, ""] if how else []
     known = {name for name, _, _ in paper}
     for problem, own in problems.items():
         if problem[0] not in known and any(record["result"]["method"] == "bcfl-auto" for record in own):

@@ -3,12 +3,32 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
-from measured import ENOUGH_SEEDS, MEASURES, SETTING_OF, USUAL, Paper, Printed, Row, rank, setting_of, unusual, work_of
+from measured import (
+    ENOUGH_SEEDS,
+    MEASURES,
+    SETTING_OF,
+    USUAL,
+    Paper,
+    Printed,
+    Row,
+    Setting,
+    rank,
+    setting_of,
+    unusual,
+    work_of,
+)
 from tables import table
 
 from bcfl.experiment.sweep import text_of, title_of
 
 REACHED, NEAR, MISSED, NOT_RUN = STANDINGS = ("at or above it", "within its deviation", "below it", "not run")
+MARKS = {REACHED: "✓", NEAR: "≈", MISSED: "✗"}
+GLANCE = (
+    "Accuracy / macro F1 in percent, means over seeds, the paper's in brackets. "
+    f"{', '.join(f'{mark} {standing}' for standing, mark in MARKS.items())}. Which row stands for a method, and with "
+    f"which settings, is told [below](#in-short); a raised figure is the number of seeds, where that is less than "
+    f"{ENOUGH_SEEDS}."
+)
 SUMMARY = (
     "Accuracy and macro F1 of the last round both have to be at or above the paper's, or below it by no more than its "
     "standard deviation, where it gives one. A method counts once, with the steps and rounds that the paper states and "
@@ -37,25 +57,63 @@ def standing(row: Row, printed: Mapping[str, Printed], ends: Ends = Row.finals) 
     return NEAR if all(gap <= (printed[key].deviation or 0.0) for key, gap in gaps.items()) else MISSED
 
 
-def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]) -> list[str]:
+def at_a_glance(
+    tables: Mapping[str, Sequence[Setting]], paper: Paper, rows_at: Mapping[Setting, Sequence[Row]]
+) -> list[str]:
+    """The paper's tables as it prints them, a line a method and a column a setting, with ours before its numbers."""
+    lines = []
+    for name, settings in tables.items():
+        run = [key for key in settings if rows_at.get(key)]
+        methods = dict.fromkeys(method for key in run for method in paper[key])
+        cells = [[method, *(_glance(method, paper[key], rows_at[key]) for key in run)] for method in methods]
+        columns = ["method", *(f"{data}, {setting}" for data, setting, _ in run)]
+        without = [f"{data}, {setting}" for data, setting, _ in settings if (data, setting) not in {k[:2] for k in run}]
+        lines += [f"### {name}", "", *table(columns, cells), ""] if run else []
+        lines += [f"Not run: {'; '.join(without)}.", ""] if run and without else []
+    return ["## At a glance", "", GLANCE, "", *lines] if lines else []
+
+
+def _glance(method: str, methods: Mapping[str, Mapping[str, Printed]], rows: Sequence[Row]) -> str:
+    if method not in methods:
+        return ""
+    printed = methods[method]
+    theirs = " / ".join(f"{printed[key].value:.2f}" for key in MEASURES)
+    row = stands_for(method, printed, rows)
+    if row is None:
+        return f"{NOT_RUN} ({theirs})"
+    told = [f"{MARKS[standing(row, printed)]} {_figures(row)} ({theirs})"]
+    told += [
+        f"{MARKS[stands]} {_figures(one)} with {_changed(row, one)}" for stands, one in _better(row, printed, rows)
+    ]
+    return "; ".join(told)
+
+
+def _figures(row: Row) -> str:
+    return " / ".join(f"{fmean(row.finals(key)):.2f}" for key in MEASURES) + few_seeds(row)
+
+
+def stands_for(method: str, printed: Mapping[str, Printed], rows: Iterable[Row]) -> Row | None:
+    """The row that counts for a method, if it was run."""
+    tried = [row for row in rows if row.method == method]
+    return min(tried, key=lambda row: (*rank(row), _place(row, printed)), default=None)
+
+
+def in_short(paper: Paper, rows_at: Mapping[Setting, Sequence[Row]]) -> list[str]:
     """One line for each setting of the paper: which of its rows stand how; `rows_at` holds what was run of them."""
     lines, elsewhere = [], []
     for key, methods in paper.items():
-        rows = list(rows_at.get(key, ()))
+        rows = rows_at.get(key, ())
         own_draw = rows and key[1] not in SETTING_OF.values()
         heading = f"{key[0]}, {key[1]}, K = {key[2]}" + (", our own draw" if own_draw else "")
         found: dict[str, list[str]] = {name: [] for name in STANDINGS}
         moved = []
         for method, printed in methods.items():
-            tried = [row for row in rows if row.method == method]
-            if not tried:
+            row = stands_for(method, printed, rows)
+            if row is None:
                 found[NOT_RUN].append(method)
                 continue
-            row = min(tried, key=lambda one: (*rank(one), _place(one, printed)))
             stands = standing(row, printed)
-            more = [one for one in tried if work_of(one) != work_of(row)]
-            better = [one for one in more if _place(one, printed) < STANDINGS.index(stands)]
-            found[stands].append(_named(row, [(standing(one, printed), one) for one in better]))
+            found[stands].append(_named(row, _better(row, printed, rows)))
             moved += _lately(row, printed, stands)
         cells = [f"all {len(own)}" if own == list(methods) else ", ".join(own) for own in found.values()]
         lines.append([heading, *cells])
@@ -66,25 +124,30 @@ def in_short(paper: Paper, rows_at: Mapping[tuple[str, str, int], Iterable[Row]]
     return [*shown, OTHERWISE, "", *elsewhere, ""] if elsewhere else shown
 
 
+def _better(row: Row, printed: Mapping[str, Printed], rows: Iterable[Row]) -> list[tuple[str, Row]]:
+    """The rows of its method with other work that stand better, and how."""
+    others = [one for one in rows if one.method == row.method and work_of(one) != work_of(row)]
+    return [(standing(one, printed), one) for one in others if _place(one, printed) < _place(row, printed)]
+
+
 def _place(row: Row, printed: Mapping[str, Printed]) -> int:
     return STANDINGS.index(standing(row, printed))
 
 
 def _named(row: Row, better: Iterable[tuple[str, Row]]) -> str:
     """The method with the number of its seeds, what is not as usual, and with what else it stands better, and how."""
-    own = _work_and_settings(row)
     # What else tells it from other rows of the method; K stands in the heading.
     further = {key: value for key, value in row.settings.items() if key not in (*USUAL, "method.num_clusters")}
     told = [_told(unusual(row) | further)]
-    for stands, other in better:
-        changed = {key: value for key, value in _work_and_settings(other).items() if value != own[key]}
-        told.append(f"{stands} with {_told(changed)}{few_seeds(other)}")
+    told += [f"{stands} with {_changed(row, other)}{few_seeds(other)}" for stands, other in better]
     behind = "; ".join(filter(None, told))
     return row.method + few_seeds(row) + (f" ({behind})" if behind else "")
 
 
-def _work_and_settings(row: Row) -> dict[str, object]:
-    return {key: setting_of(row.runs[0], key) for key in USUAL}
+def _changed(row: Row, other: Row) -> str:
+    """In what the other row is not as this one, of what is usually the same."""
+    own = {key: setting_of(row.runs[0], key) for key in USUAL}
+    return _told({key: value for key in USUAL if (value := setting_of(other.runs[0], key)) != own[key]})
 
 
 def _told(settings: Mapping[str, object]) -> str:

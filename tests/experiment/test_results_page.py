@@ -24,7 +24,7 @@ from results_page import (
     sensitivity,
 )
 from small_runs import small_config
-from standing import MISSED, NEAR, NOT_RUN, REACHED, STANDINGS, in_short, shortfall
+from standing import MISSED, NEAR, NOT_RUN, REACHED, STANDINGS, at_a_glance, in_short, shortfall
 from tables import show
 
 from bcfl.data.datasets import DIGITS_FIVE
@@ -135,6 +135,34 @@ def test_the_stated_work_counts_and_more_of_it_is_only_told() -> None:
         " |  | fedavg¹ (rounds 1), bcfl-mh-3¹ (rounds 1; at or above it with local_steps 20¹) |  |"
     )
     assert standings(more) == "bcfl-mh-3¹ (local_steps 20, rounds 1) |  |  | fedavg |"
+
+
+def test_the_papers_tables_are_shown_at_a_glance() -> None:
+    here, elsewhere = ("cifar10", "label(4,10,0.1)", 4), ("digits_five", "feature(5,2)", 5)
+    more = record("bcfl-mh-3", [0.7], settings=["training.local_steps=20"])
+    rows = rows_of([record("bcfl-mh-3", [0.2]), more, *(record("fedavg", [0.44], seed=seed) for seed in range(3))])
+    paper = {**PAPER, here: {**PAPER[here], "wecfl": PAPER[here]["fedavg"]}, elsewhere: PAPER[here]}
+    lines = at_a_glance({"Table 1": [elsewhere, here], "Table 2": [elsewhere]}, paper, {here: rows})
+    assert lines[4:] == [
+        "### Table 1",
+        "",
+        "| method | cifar10, label(4,10,0.1) |",
+        "| --- | --- |",
+        "| fedavg | ✓ 44.00 / 22.00 (40.00 / 21.50) |",
+        "| bcfl-mh-3 | ✗ 20.00 / 10.00¹ (50.00 / 30.00); ✓ 70.00 / 35.00¹ with local_steps 20 |",
+        "| wecfl | not run (40.00 / 21.50) |",
+        "",
+        "Not run: digits_five, feature(5,2).",
+        "",
+    ]
+    assert at_a_glance({"Table 2": [elsewhere]}, paper, {here: rows}) == []  # a table of nothing
+
+
+def test_the_page_begins_with_numbers_and_then_says_how_they_were_measured() -> None:
+    with (ROOT / "experiments/paper.csv").open() as file:
+        text = page([record("fedavg", [0.4])], list(csv.DictReader(file)), [], "First this.\n\nThen how.")
+    places = [text.index(part) for part in ("First this.", "## At a glance", "## In short", "Then how.", "## cifar10")]
+    assert places == sorted(places)
 
 
 def test_settings_that_are_not_as_usual_are_told_in_short() -> None:
