@@ -439,14 +439,19 @@ def test_what_weighs_nothing_says_nothing_whenever_it_comes(order: tuple[int, ..
     [
         (random_belief(0, 2, 3), torch.zeros(3), r"log_weight must be \(component,\) beside components .*\(3,\)"),
         (random_belief(0, 2, 3), torch.zeros(2, 1), r"log_weight must be \(component,\)"),
-        (random_belief(0, 2), torch.zeros(2), r"components \(component, ..., parameter\)"),
+        (random_belief(0, 2), torch.zeros(2), r"components of one shape \(..., parameter\)"),
+        (
+            [random_belief(0, 3), random_belief(0, 1)],
+            torch.zeros(2),
+            r"components of one shape .* 2 of \[\(1,\), \(3,\)\]",
+        ),
         (random_belief(0, 0, 3), torch.zeros(0), "at least one"),
         (random_belief(0, 2, 3), vector(0, nan), r"log_weight must not hold NaN or \+∞"),
         (random_belief(0, 2, 3), vector(0, inf), r"log_weight must not hold NaN or \+∞"),
         (random_belief(0, 2, 3), vector(-inf, -inf), "at least one entry must be finite"),
     ],
 )
-def test_a_bad_merge_is_refused(components: Gaussian, log_weight: Tensor, message: str) -> None:
+def test_a_bad_merge_is_refused(components: Gaussian | list[Gaussian], log_weight: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         merge(components, log_weight)
 

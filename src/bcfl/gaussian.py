@@ -230,15 +230,15 @@ class Merging:
         return Gaussian(self._mean, self._variance.reciprocal_())
 
 
-def merge(components: Gaussian, log_weight: Tensor) -> Gaussian:
+def merge(components: Sequence[Gaussian] | Gaussian, log_weight: Tensor) -> Gaussian:
     """The moment-matched Gaussian of the mixture Σ φⱼ N(mⱼ, Sⱼ), φ = softmax(log_weight) (eq. JPDA_AA)."""
-    if components.mean.dim() < 2 or log_weight.shape != (len(components),) or not len(components):
-        shapes = f"{tuple(log_weight.shape)} and {tuple(components.mean.shape)}"
-        raise ValueError(f"log_weight must be (component,) beside components (component, ..., parameter), "
-                         f"at least one, got {shapes}")  # fmt: skip
+    shapes = {tuple(component.mean.shape) for component in components}
+    if log_weight.shape != (len(components),) or len(shapes) != 1 or () in shapes:
+        raise ValueError("log_weight must be (component,) beside components of one shape (..., parameter), at least "
+                         f"one, got {tuple(log_weight.shape)} and {len(components)} of {sorted(shapes)}")  # fmt: skip
     if not log_weight.logsumexp(0).isfinite():
         raise ValueError("log_weight must not hold NaN or +∞, and at least one entry must be finite")
-    fold = Merging(components.mean[0])
+    fold = Merging(components[0].mean)
     for component, own in zip(components, log_weight.tolist(), strict=True):
         fold.add(component, own)
     return fold.result()

@@ -201,5 +201,6 @@ def _merged(models: Gaussian, model_of: Tensor, kept: Branches) -> Hypotheses:
         log_weight = torch.full((len(distinct),), -torch.inf, dtype=torch.float64)
         for i, log_share in zip(position, kept.log_weight, strict=True):
             log_weight[i] = torch.logaddexp(log_weight[i], log_share)
-        clusters.append(models[int(distinct[0])] if len(distinct) == 1 else merge(models[distinct], log_weight))
+        beliefs = [models[belief] for belief in distinct.tolist()]  # where they are: a stack of them would be a copy
+        clusters.append(beliefs[0] if len(beliefs) == 1 else merge(beliefs, log_weight))
     return single_story(stack(clusters), kept.assignment[0])
