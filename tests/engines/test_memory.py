@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from bcfl.engines.memory import physical_memory
+
 FAULTS = """
 import resource, threading, torch
 from statistics import median
@@ -148,3 +150,10 @@ def test_a_small_model_is_trained_without_fresh_pages_in_a_heap_of_its_thread(
     # How blocks lie in the heap hangs on as little as the name of the folder: one of them may find no gap of its size,
     # time and again (on one machine 196 pages in one folder and none in another; 22,492 if nothing is kept).
     assert faults < 50 + users_faults / 50
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_memory_that_the_machine_has_is_what_the_kernel_says() -> None:
+    with open("/proc/meminfo") as file:
+        total = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemTotal:"))
+    assert physical_memory() == total

@@ -308,6 +308,16 @@ def test_a_run_says_which_code_made_it(tmp_path: Path) -> None:
     assert len(found | {source_digest()}) == 4
 
 
+@pytest.mark.parametrize(("share", "told"), [(0.81, True), (0.79, False), (None, False)])
+def test_who_asks_for_more_beliefs_than_there_is_room_for_is_told(
+    share: float | None, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    needed = 2 * 12 * 2410 * 2 * 4  # before and after, beliefs, parameters, mean and precision, bytes
+    monkeypatch.setattr("bcfl.experiment.run.physical_memory", lambda: None if share is None else int(needed / share))
+    start(small_config("method.name=bcfl-mh-3", "experiment.rounds=1", "training.momentum_state=fresh"), None)
+    assert ("12 beliefs before and after a round take 0.0 GB" in caplog.text) == told
+
+
 def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "run"
     stopped_run(path, 1)

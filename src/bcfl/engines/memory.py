@@ -65,3 +65,11 @@ def give_back_memory() -> None:
     """What is free now is the kernel's again; what is freed later stays, as `keep_freed_memory` set it up."""
     if keep_freed_memory():
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def physical_memory() -> int | None:
+    """Bytes of memory that the machine has; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows; a system without these names
+        return None

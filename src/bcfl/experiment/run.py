@@ -22,6 +22,7 @@ from bcfl.data.datasets import full_name
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.engines.client import Layout, layout_of
+from bcfl.engines.memory import physical_memory
 from bcfl.engines.simulator import Simulator
 from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import FROM_PYTHON, Config, parse_config
@@ -31,8 +32,11 @@ from bcfl.experiment.problem import Problem, S, Split, model_factory, prepare, s
 from bcfl.experiment.result import Result
 from bcfl.experiment.store import Checkpoint, RunFolder, Standing
 from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
+from bcfl.gaussian import Gaussian, distinct
 from bcfl.local import Evaluation
 from bcfl.models import FlatModel, ModelFactory, build
+
+BELIEFS_SHARE = 0.8  # of the machine's memory: the rest is for data and for trainings under way
 
 logger = logging.getLogger(__name__)
 
@@ -269,6 +273,7 @@ def _rounds(
             if folder and not folder.has("rounds.jsonl"):  # the run has never begun
                 folder.clear()
             raise
+        _tell_memory(state.models)
         history.append({"round": 0, "work": clients.work.as_dict()})
         if folder:
             folder.append("rounds.jsonl", history[0])
@@ -309,6 +314,14 @@ def _rounds(
     if folder and not folder.complete:
         folder.write("result.json", result.summary())
     return result
+
+
+def _tell_memory(models: Gaussian) -> None:
+    """Whoever has more beliefs than there is room for is told: the system would end the run without a word."""
+    needed, there = 2 * (models.mean.nbytes + distinct(models.precision).nbytes), physical_memory()
+    if there is not None and needed > BELIEFS_SHARE * there:
+        logger.warning(f"{len(models)} beliefs before and after a round take {needed / 1e9:.1f} GB of this machine's "
+                       f"{there / 1e9:.1f}: take fewer hypotheses, or a warm-up (-w) to start from one")  # fmt: skip
 
 
 def _tell_rejected(history: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
