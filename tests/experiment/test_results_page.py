@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -475,6 +476,12 @@ def test_the_page_is_what_the_results_give() -> None:
     text = results_page(ROOT)
     assert (ROOT / "RESULTS.md").read_text() == "# Results\n\n" + text
     assert (ROOT / "docs/results.md").read_text() == "# How results compare with the paper\n\n" + text
+
+
+def test_the_rows_that_the_readme_shows_are_those_of_the_page() -> None:
+    shown = re.findall(r"^\| .*[✓≈✗] .*$", (ROOT / "README.md").read_text(), re.M)
+    assert len(shown) > 3
+    assert set(shown) <= set((ROOT / "RESULTS.md").read_text().splitlines())
 
 
 def test_what_goes_beyond_the_paper_has_tables_of_its_own() -> None:
