@@ -1,5 +1,6 @@
 """The fast forward pass gives the module's own scores, for every stack of layers that it takes, and keeps NaN."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.inference import FEWEST_ROWS, SparseInputs, convolutions_of, largest_input, sparse_inputs_of
 from bcfl.methods.bcfl import BCFL
-from bcfl.models import FlatModel, ModelFactory, amazon_mlp, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
+from bcfl.models import FlatModel, ModelFactory, SharedModels, amazon_mlp, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
 
 TOLERANCE = 1e-5  # of scores of size 1: the order of float32 sums
 
@@ -336,6 +337,36 @@ def test_a_model_uses_its_sparse_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         for scores in model.scorers(model.vector[None]):
             scores(_word_counts(64))
     assert used == [64]
+
+
+def test_models_that_are_shared_are_turned_around_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, turned = torch.stack([FlatModel(_wide()).vector for _ in range(3)]), []
+    own = SparseInputs._turned
+    monkeypatch.setattr(SparseInputs, "_turned", lambda fast: turned.append(fast) or own(fast))
+    shared, x = SharedModels.of(vectors), _word_counts(64)
+
+    def scores_of(models: Tensor | Sequence[Tensor], x: Tensor) -> Tensor:  # by a worker with a model of its own
+        with torch.no_grad():
+            return torch.cat([scores(x) for scores in FlatModel(_wide()).scorers(models)])
+
+    first, again = scores_of(shared.only([2, 0]), x), scores_of(shared, x)
+    assert len(turned) == 3
+    assert torch.equal(again[[2, 0]], first)
+    few = x[: FEWEST_ROWS - 1]  # too few to turn weights around, also where somebody else has done so
+    assert torch.equal(scores_of(shared, few), scores_of(vectors, few))
+    assert len(turned) == 3
+    assert torch.equal(again, scores_of(vectors, x))
+    assert len(turned) == 6  # those are not shared
+
+
+def test_shared_models_are_those_that_are_shared() -> None:
+    vectors = torch.arange(12.0).view(6, 2)
+    shared = SharedModels.of(vectors)
+    assert SharedModels.of(shared) is shared
+    assert torch.equal(torch.stack(list(shared)), vectors)
+    assert torch.equal(torch.stack(list(shared[2:4])), vectors[2:4])
+    assert torch.equal(torch.stack(list(shared.only([5, 1, 3])[1:])), vectors[[1, 3]])
+    assert shared.only([5, 1])[0].data_ptr() == vectors[5].data_ptr()  # no copy
 
 
 @pytest.mark.slow

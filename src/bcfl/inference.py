@@ -26,6 +26,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from bcfl.functional import call
 
 Scores = Callable[[Tensor], Tensor]
+Kept = Callable[
+    [Callable[[], Tensor | None]], Tensor | None
+]  # from how a thing is made to the thing, perhaps an older one
 State = Mapping[str, Tensor]  # a model's parameters and statistics, by the names that they have in the module
 BLOCK = 8  # channels that lie side by side in oneDNN's layout
 WIDE = 1 << 18  # weights: a layer of fewer is multiplied out sooner than it is asked which inputs are zero
@@ -166,21 +169,30 @@ class SparseInputs:
     def __init__(self, module: Scores, first: nn.Linear, rest: Scores):
         self._module, self._first, self._rest = module, first, rest
 
-    def scorer(self) -> Scores:
-        """Class scores under the numbers that the module has now, for as long as it has them."""
+    def scorer(self, kept: Kept = lambda make: make()) -> Scores:
+        """Class scores under the numbers that the module has now, for as long as it has them.
+
+        `kept` is asked for the weights that are turned around: it may have them from an earlier pass.
+        """
         table: Tensor | None = None  # (input, output)
 
         def scores(x: Tensor) -> Tensor:  # (example, input) -> (example, class)
             nonlocal table
             if x.shape[1:] == (self._first.in_features,) and (table is not None or len(x) >= FEWEST_ROWS):
                 nonzero = x.numpy() != 0  # NumPy finds them in a seventh of the time that torch takes
-                few = np.count_nonzero(nonzero) <= MOST_NONZERO * nonzero.size
-                if few and (table is not None or self._has_finite_weights()):
-                    table = self._first.weight.detach().t().contiguous() if table is None else table
-                    return self._rest(self._summed(x, nonzero, table))
+                if np.count_nonzero(nonzero) <= MOST_NONZERO * nonzero.size:
+                    table = kept(self._turned) if table is None else table
+                    if table is not None:
+                        return self._rest(self._summed(x, nonzero, table))
             return self._module(x)
 
         return scores
+
+    def _turned(self) -> Tensor | None:
+        """The weights by inputs; None if one is NaN, infinite or near it: times zero it must not be lost."""
+        weights = self._first.weight.detach()  # (output, input)
+        flat = weights.reshape(-1)
+        return weights.t().contiguous() if bool(flat.dot(flat) < torch.inf) else None
 
     def _summed(self, x: Tensor, nonzero: npt.NDArray[np.bool_], table: Tensor) -> Tensor:
         """What the first layer makes of the inputs."""  # (example, output)
@@ -190,11 +202,6 @@ class SparseInputs:
         weights = x.reshape(-1)[places]
         summed = F.embedding_bag(places % x.shape[1], table, begins, mode="sum", per_sample_weights=weights)
         return summed if self._first.bias is None else summed + self._first.bias
-
-    def _has_finite_weights(self) -> bool:
-        """Whether no weight is NaN or infinite, and none near it: times zero it would be NaN, and must not be lost."""
-        weights = self._first.weight.detach().reshape(-1)
-        return bool(weights.dot(weights) < torch.inf)
 
 
 def sparse_inputs_of(module: nn.Module) -> SparseInputs | None:

@@ -6,13 +6,15 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bcfl.inference import Scores, convolutions_of, is_watched, sparse_inputs_of
+from bcfl.inference import Kept, Scores, convolutions_of, is_watched, sparse_inputs_of
 from bcfl.randomness import stream_seed
 
 ModelFactory = Callable[[], nn.Module]
@@ -20,6 +22,42 @@ LARGE = 1 << 18  # numbers: from here on a gradient is taken as autograd leaves 
 TOGETHER = 4  # models that are scored in one pass, where that is possible: more would fall out of the cache
 _GLOBAL_GENERATOR = threading.Lock()  # workers that start together must not mix up their draws
 _BUILT: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # the modules that factories have returned
+
+
+@dataclass(frozen=True)
+class SharedModels(Sequence[Tensor]):
+    """Models that many clients score, or one client look by look: what a fast pass makes of one is made once for all.
+
+    They must stay as they are meanwhile. Nothing hangs on who comes first, as all would make the same.
+    """
+
+    vectors: Tensor | Sequence[Tensor]  # (model, vector)
+    places: Sequence[int]  # of those that are meant
+    made: dict[int, Tensor | None] = field(default_factory=dict)  # by place
+
+    @staticmethod
+    def of(vectors: Tensor | Sequence[Tensor]) -> "SharedModels":
+        """All of them; the same object, if they are shared already."""
+        return vectors if isinstance(vectors, SharedModels) else SharedModels(vectors, range(len(vectors)))
+
+    def only(self, places: Sequence[int]) -> "SharedModels":
+        """Those that stand at these places of `vectors`."""
+        return replace(self, places=places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.only(self.places[place]) if isinstance(place, slice) else self.vectors[self.places[place]]
+
+    def kept(self, place: int) -> Kept:
+        """What is made of a model, now or by whoever came before."""
+
+        def made(make: Callable[[], Tensor | None]) -> Tensor | None:
+            key = self.places[place]
+            return self.made[key] if key in self.made else self.made.setdefault(key, make())
+
+        return made
 
 
 class FlatModel:
@@ -118,15 +156,22 @@ class FlatModel:
         """  # (model, vector) -> functions (example, ...) -> (model, example, class)
         self.module.eval()
         if self._convolutions is None:
-            for vector in vectors:
+            for place, vector in enumerate(vectors):
                 self.load(vector)
-                scores = self.module if self._sparse_inputs is None else self._sparse_inputs.scorer()
-                yield partial(_of_one_model, scores)
+                yield partial(_of_one_model, self._scores_of(vectors, place))
         else:
             num_passes = -(-len(vectors) // TOGETHER) or 1
             size = -(-len(vectors) // num_passes) or 1
             for first in range(0, len(vectors), size):
                 yield self._convolutions.scorer([self._state(v) for v in vectors[first : first + size]])
+
+    def _scores_of(self, vectors: Tensor | Sequence[Tensor], place: int) -> Scores:
+        """Of the model that was loaded from there."""
+        if self._sparse_inputs is None:
+            return self.module
+        if isinstance(vectors, SharedModels):
+            return self._sparse_inputs.scorer(vectors.kept(place))
+        return self._sparse_inputs.scorer()
 
     def _state(self, vector: Tensor) -> dict[str, Tensor]:
         """`vector` (or its beginning) seen as the module's parameters and statistics, by their names."""

@@ -13,7 +13,7 @@ from bcfl import local
 from bcfl.federation import num_held_out
 from bcfl.gaussian import Gaussian, distinct, temper
 from bcfl.local import Evaluation, Examples, Training
-from bcfl.models import FlatModel, ModelFactory, build
+from bcfl.models import FlatModel, ModelFactory, SharedModels, build
 from bcfl.racing import moments, race
 from bcfl.randomness import generator
 
@@ -142,7 +142,12 @@ class LocalClient:
         return self.learning.log_likelihoods(model, models, examples, rows)
 
     def best(
-        self, model: FlatModel, models: Tensor, round_index: int, max_examples: int | None, racing: float
+        self,
+        model: FlatModel,
+        models: Tensor | Sequence[Tensor],
+        round_index: int,
+        max_examples: int | None,
+        racing: float,
     ) -> tuple[int, int]:
         """The model that explains the client's data best, and how many (example, model) pairs were scored to find it.
 
@@ -153,11 +158,14 @@ class LocalClient:
             scores = self.score(model, models, round_index, max_examples, local.total_log_likelihood)
             return int(scores.argmax()), num_models * num_scored
 
+        shared = SharedModels.of(models)
+
         def look(wanted: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
             nonlocal pairs
             own = wanted[0].nonzero()[:, 0]
             pairs += len(own) * (min(last, num_scored) - first)
-            part = self.log_likelihoods(model, [models[m] for m in own], round_index, max_examples, part=(first, last))
+            vectors = shared.only(own.tolist())
+            part = self.log_likelihoods(model, vectors, round_index, max_examples, part=(first, last))
             mean, covariance = among(num_models, own, *moments(part))
             return mean[None], covariance[None]
 

@@ -26,7 +26,7 @@ from bcfl.engines.workers import Workers
 from bcfl.federation import Choice, Jobs, Mixture, Work
 from bcfl.gaussian import Gaussian
 from bcfl.local import Evaluation, Examples, Training
-from bcfl.models import FlatModel, ModelFactory, build
+from bcfl.models import FlatModel, ModelFactory, SharedModels, build
 from bcfl.racing import moments
 from bcfl.randomness import numpy_generator
 
@@ -184,8 +184,10 @@ class SimulatedClients:
         return self._score(models, max_examples, local.share_explained)
 
     def _score(self, models: Tensor, max_examples: int | None, summary: local.Summary, held_out: float = 0.0) -> Tensor:
+        shared = SharedModels.of(models)
+
         def task(client: int, model: FlatModel) -> Tensor:
-            return self.clients[client].score(model, models, self.round, max_examples, summary, held_out)
+            return self.clients[client].score(model, shared, self.round, max_examples, summary, held_out)
 
         scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         clients = self._present_clients()
@@ -200,8 +202,10 @@ class SimulatedClients:
     def look(
         self, models: Tensor, max_examples: int | None, wanted: Tensor, first: int, last: int
     ) -> tuple[Tensor, Tensor]:
+        shared = SharedModels.of(models)
+
         def task(client: int, own: Tensor, model: FlatModel) -> tuple[Tensor, Tensor]:
-            vectors, part = [models[m] for m in own], (first, last)
+            vectors, part = shared.only(own.tolist()), (first, last)
             return moments(self.clients[client].log_likelihoods(model, vectors, self.round, max_examples, part=part))
 
         mean = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
@@ -237,9 +241,11 @@ class SimulatedClients:
     def fit_best(
         self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
     ) -> Iterator[Choice]:
+        shared = SharedModels.of(models.mean)
+
         def task(client: int, model: FlatModel) -> tuple[int, int, tuple[Gaussian, Tensor]]:
             own = self.clients[client]
-            best, num_scored = own.best(model, models.mean, self.round, max_examples, racing)
+            best, num_scored = own.best(model, shared, self.round, max_examples, racing)
             return best, num_scored, self._posterior_of(client, best, models, jobs, 0, model)
 
         jobs = Jobs(torch.empty(0), torch.empty(0), strength=torch.tensor([strength]), curvature=curvature)
