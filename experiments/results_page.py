@@ -7,7 +7,7 @@ from functools import partial
 from itertools import combinations
 from statistics import fmean, stdev
 
-from batch_statistics import as_published
+from batch_statistics import as_published, pointer
 from beyond_page import Predicted, beyond, is_drift
 from measured import (
     ENOUGH_SEEDS,
@@ -80,7 +80,8 @@ def page(
         for name, title in TABLES.items()
     }
     introduction, _, how = preface.strip().partition("\n\n")
-    lines = [introduction, "", *at_a_glance(tables, paper, rows_at), *in_short(paper, rows_at)]
+    lines = [introduction, "", *at_a_glance(tables, paper, rows_at), *pointer(batch_statistics)]
+    lines += in_short(paper, rows_at)
     lines += ["## How it was measured", "", how, ""] if how else []
     known = {name for name, _, _ in paper}
     for problem, own in problems.items():

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from batch_statistics import as_published, measure
+from batch_statistics import as_published, measure, pointer
 from measured import paper_numbers
 from small_runs import small_config
 from torch import nn
@@ -42,3 +42,6 @@ def test_rows_stand_beside_the_papers() -> None:
     assert "| fedavg | 86.40 | 87.20 | 88.64 | 42.20 | 46.00 | 45.90 | 1 |" in text
     assert "| digits, feature(4,5) | fedavg | 86.40 | 87.20 |  | 42.20 | 46.00 |  | 1 |" in text
     assert as_published([], {}) == []
+    told, _ = pointer([run, run])
+    assert told.endswith("difference: fashion_mnist, label(0,40,0.1), the published split without copies.")
+    assert pointer([]) == []
