@@ -1,9 +1,10 @@
-"""Finished runs tested as the published code tests: BatchNorm takes its statistics from the test examples at hand.
+"""Finished runs tested with other BatchNorm statistics than the learned ones: as the published code does, and honestly.
 
 python experiments/batch_statistics.py RUNS_FOLDER OUT.json
 
 For every finished run with BatchNorm in its model: accuracy and macro F1 of its last models with the statistics that
-were learned, as in its own results, and with those of each batch of a client's test examples, in a random order.
+were learned, as in its own results; with those of each batch of a client's test examples, in a random order, as the
+published code tests; and with those of the client's own training examples, which every client has.
 """
 
 import json
@@ -31,12 +32,16 @@ NOTE = (
     "test examples of a client that are at hand, up to 32 at a time. Where clients hold few classes that fits a model "
     "to the client, but it is no prediction for one example: it hangs on the others. All other tables here are by the "
     "statistics that were learned. These are the same last models, tested in both ways "
-    "(`experiments/batch_statistics.py`), of the runs that were still at hand when this was looked into."
+    "(`experiments/batch_statistics.py`), of the runs that were still at hand when this was looked into. A client can "
+    "have the same without looking at test examples: *own* are the statistics of its own training examples, taken once "
+    "with the last model."
 )
+WAYS = ("learned", "of_batches", "of_training")
+CHUNK = 512  # training examples at a time
 
 
 def measure(path: Path) -> dict[str, Any] | None:
-    """Both tests of one run; nothing for a model without BatchNorm."""
+    """All tests of one run; nothing for a model without BatchNorm."""
     result = bcfl.load(path)
     if not _norms(result.predictor(0)):
         return None
@@ -44,26 +49,37 @@ def measure(path: Path) -> dict[str, Any] | None:
     size, seed = result.config.training.batch_size, result.config.experiment.seed
     own = {"problem": problem_of(config), "clusters": clusters_of(config)}
     own |= {"method": result.config.method["name"], "seed": seed}
-    learned, of_batches = (_tested(result, data, size, seed, training=training) for training in (False, True))
-    return {**own, "learned": learned, "of_batches": of_batches}
+    return own | {way: _tested(result, data, size, seed, way) for way in WAYS}
 
 
-def _norms(module: nn.Module) -> list[nn.Module]:
+def _norms(module: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
     return [layer for layer in module.modules() if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))]
 
 
-def _tested(result: bcfl.Result, data: FederatedData, size: int, seed: int, *, training: bool) -> dict[str, float]:
+def _tested(result: bcfl.Result, data: FederatedData, size: int, seed: int, way: str) -> dict[str, float]:
     evaluations = []
     for client, rows in enumerate(data.test_of):
         module = result.predictor(client)
+        if way == "of_training":
+            _take_statistics(module, data.x_train[data.train_of[client]])
         for norm in _norms(module):
-            norm.train(training)
+            norm.train(way == "of_batches")
         order = rows[torch.randperm(len(rows), generator=generator(seed, "test", client))]
         batches = order.tensor_split(-(-len(order) // size))  # of nearly one size: none with a single example
         log_p = torch.cat([_log_p(module, data.x_test[batch]) for batch in batches])
         evaluations.append(evaluate(log_p, data.y_test[order], log_p.shape[1]))
     found = summarise(evaluations)
     return {key: 100 * found[key] for key in MEASURES}
+
+
+def _take_statistics(module: nn.Module, x: Tensor) -> None:
+    """Let the BatchNorm layers have the statistics of these examples, each taken as often as the others."""
+    for norm in _norms(module):
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean over batches
+    for batch in x.tensor_split(-(-len(x) // CHUNK)):  # of nearly one size
+        _log_p(module, batch)
 
 
 @torch.no_grad()
@@ -91,12 +107,14 @@ def as_published(records: Sequence[Mapping[str, Any]], paper: Paper) -> list[str
         printed = paper[max(keys, key=lambda key: len(paper[key]))] if keys else {}
         cells = [", ".join(problem), method]
         for key in MEASURES:
-            cells += [show([run[how][key] for run in runs]) for how in ("learned", "of_batches")]
+            for way in WAYS:  # what was measured before there was the last one lacks it
+                found = [run[way][key] for run in runs if way in run]
+                cells.append(show(found) if len(found) == len(runs) else "")
             cells.append(str(printed.get(method, {}).get(key, "")))
         place = list(printed).index(method) if method in printed else len(printed)
         lines.append((problem, place, [*cells, str(len(runs))]))
     columns = ["data", "method"]
-    columns += [title for name in MEASURES.values() for title in (name, f"{name}, by batches", "paper")]
+    columns += [title for name in MEASURES.values() for title in (name, f"{name}, by batches", "own", "paper")]
     head = ["## Tested as the published code tests", "", NOTE, ""]
     return [*head, *table([*columns, "seeds"], [cells for *_, cells in sorted(lines)]), ""] if lines else []
 
@@ -109,7 +127,7 @@ def main() -> None:
         if record := measure(path):
             records.append(record)
             write_atomically(out, (json.dumps(records) + "\n").encode())  # what is done is not lost
-            print(path.name, record["learned"], record["of_batches"], flush=True)
+            print(path.name, *(record[way] for way in WAYS), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from batch_statistics import as_published, measure, pointer
+import torch
+from batch_statistics import _take_statistics, as_published, measure, pointer
 from measured import paper_numbers
 from small_runs import small_config
 from torch import nn
@@ -23,7 +24,17 @@ def test_only_the_statistics_differ(tmp_path: Path) -> None:
     assert found["learned"] == pytest.approx({key: 100 * own[key] for key in ("accuracy", "macro_f1")})
     # After three rounds of three steps the learned statistics are still near their start: batches know better.
     assert found["of_batches"]["accuracy"] > found["learned"]["accuracy"]
+    assert found["of_training"]["accuracy"] > found["learned"]["accuracy"]
     assert measure(tmp_path / "run") == found
+
+
+def test_own_statistics_are_those_of_the_examples() -> None:
+    module, x = with_norm().eval(), torch.randn(1100, 1, 8, 8) * 3 + 1
+    _take_statistics(module, x)
+    with torch.no_grad():
+        inputs = module[1](module[0](x))
+    assert torch.allclose(module[2].running_mean, inputs.mean(0), atol=1e-3)
+    assert torch.allclose(module[2].running_var, inputs.var(0), rtol=0.01)
 
 
 def test_a_model_without_such_statistics_is_passed_over(tmp_path: Path) -> None:
@@ -38,9 +49,10 @@ def test_rows_stand_beside_the_papers() -> None:
            "method": "fedavg", "seed": 0, "learned": {"accuracy": 86.4, "macro_f1": 42.2},
            "of_batches": {"accuracy": 87.2, "macro_f1": 46.0}}  # fmt: skip
     other = {**run, "problem": ["digits", "feature(4,5)"], "clusters": 4}
+    run["of_training"] = {"accuracy": 88.0, "macro_f1": 47.0}  # the other was measured before there was such a test
     text = "\n".join(as_published([run, other], paper_numbers([printed])))
-    assert "| fedavg | 86.40 | 87.20 | 88.64 | 42.20 | 46.00 | 45.90 | 1 |" in text
-    assert "| digits, feature(4,5) | fedavg | 86.40 | 87.20 |  | 42.20 | 46.00 |  | 1 |" in text
+    assert "| fedavg | 86.40 | 87.20 | 88.00 | 88.64 | 42.20 | 46.00 | 47.00 | 45.90 | 1 |" in text
+    assert "| digits, feature(4,5) | fedavg | 86.40 | 87.20 |  |  | 42.20 | 46.00 |  |  | 1 |" in text
     assert as_published([], {}) == []
     told, _ = pointer([run, run])
     assert told.endswith("difference: fashion_mnist, label(0,40,0.1), the published split without copies.")
