@@ -33,11 +33,10 @@ NOTE = (
     "to the client, but it is no prediction for one example: it hangs on the others. All other tables here are by the "
     "statistics that were learned. These are the same last models, tested in both ways "
     "(`experiments/batch_statistics.py`), of the runs that were still at hand when this was looked into. A client can "
-    "have the same without looking at test examples: *own* are the statistics of its own training examples, taken once "
-    "with the last model."
+    "have the same without looking at test examples: *own* are the statistics of its own training examples, "
+    "`result.predictor(client, statistics_of=x)`."
 )
 WAYS = ("learned", "of_batches", "of_training")
-CHUNK = 512  # training examples at a time
 
 
 def measure(path: Path) -> dict[str, Any] | None:
@@ -52,16 +51,15 @@ def measure(path: Path) -> dict[str, Any] | None:
     return own | {way: _tested(result, data, size, seed, way) for way in WAYS}
 
 
-def _norms(module: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
+def _norms(module: nn.Module) -> list[nn.Module]:
     return [layer for layer in module.modules() if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))]
 
 
 def _tested(result: bcfl.Result, data: FederatedData, size: int, seed: int, way: str) -> dict[str, float]:
     evaluations = []
     for client, rows in enumerate(data.test_of):
-        module = result.predictor(client)
-        if way == "of_training":
-            _take_statistics(module, data.x_train[data.train_of[client]])
+        own = data.x_train[data.train_of[client]] if way == "of_training" else None
+        module = result.predictor(client, statistics_of=own)
         for norm in _norms(module):
             norm.train(way == "of_batches")
         order = rows[torch.randperm(len(rows), generator=generator(seed, "test", client))]
@@ -70,16 +68,6 @@ def _tested(result: bcfl.Result, data: FederatedData, size: int, seed: int, way:
         evaluations.append(evaluate(log_p, data.y_test[order], log_p.shape[1]))
     found = summarise(evaluations)
     return {key: 100 * found[key] for key in MEASURES}
-
-
-def _take_statistics(module: nn.Module, x: Tensor) -> None:
-    """Let the BatchNorm layers have the statistics of these examples, each taken as often as the others."""
-    for norm in _norms(module):
-        norm.train()
-        norm.reset_running_stats()
-        norm.momentum = None  # the plain mean over batches
-    for batch in x.tensor_split(-(-len(x) // CHUNK)):  # of nearly one size
-        _log_p(module, batch)
 
 
 @torch.no_grad()

@@ -13,12 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bcfl.functional import call
 from bcfl.gaussian import Gaussian, blocks, distinct
 from bcfl.models import LARGE, FlatModel
 
 CHUNK = 64  # examples per forward pass where no gradient is needed: more would fall out of the cache
+STATISTICS_CHUNK = 512  # examples per pass from which BatchNorm takes statistics: of few they would be noisy
 FISHER_CHUNK = 32  # per-example gradients that are held at a time
 FISHER_LARGE = 1 << 20  # parameters: of larger models, gradients one by one are faster, and need not be held
 NUM_BINS = 15  # of the calibration table
@@ -277,6 +279,26 @@ def _predicted(
             torch.cat([summary(scores(x), y) for x, y in examples.chunks(rows)], 1) for scores in model.scorers(vectors)
         ]
     return torch.cat(values)
+
+
+def take_statistics(module: nn.Module, examples: Examples) -> None:
+    """Let BatchNorm layers, if there are any, have the statistics of these examples, all of which count alike."""
+    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    if not norms:
+        return
+    if len(examples) < 2:
+        raise ValueError("BatchNorm cannot take statistics from fewer than two examples")
+    for norm in norms:
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean over batches
+    with torch.no_grad():
+        for rows in torch.arange(len(examples)).tensor_split(-(-len(examples) // STATISTICS_CHUNK)):  # none with one
+            module(examples.batch(rows)[0])
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval()
+        norm.momentum = momentum
 
 
 def last_layer_scores(model: FlatModel, belief: Gaussian, examples: Examples, rows: Tensor) -> tuple[Tensor, Tensor]:

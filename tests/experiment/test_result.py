@@ -201,3 +201,31 @@ def test_tied_parameters_are_saved_under_both_names(tmp_path: Path) -> None:
     module.scale.copy_(newcomer.module.scale)  # a buffer that is not to be saved
     x = torch.randn(2, 1, 4, 4)
     assert torch.equal(module.eval()(x), newcomer.module(x))
+
+
+# ---- BatchNorm with a client's own statistics -----------------------------------------------------------------------
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8, momentum=0.3), nn.ReLU(), nn.Dropout(), nn.Linear(8, 2))
+
+
+def test_a_predictor_can_have_the_statistics_of_a_clients_inputs() -> None:
+    result, x = made(normed, [[0, 1]], [[0, 1]]), 3 * points(1200) + 1
+    learned, own = result.predictor(1), result.predictor(1, statistics_of=x)
+    with torch.no_grad():
+        seen = learned[0](x)
+    assert torch.allclose(own[1].running_mean, seen.mean(0), atol=1e-5)  # three passes of equal sizes
+    assert torch.allclose(own[1].running_var, seen.var(0), rtol=0.02)
+    assert not any(layer.training for layer in own.modules())  # nor does dropout draw
+    assert own[1].momentum == 0.3
+    assert all(torch.equal(*pair) for pair in zip(own.parameters(), learned.parameters(), strict=True))
+    assert torch.equal(result.predictor(1)[1].running_mean, torch.zeros(8))  # the run's own are as they were
+
+
+def test_statistics_need_two_examples_and_batchnorm_to_take_them() -> None:
+    with pytest.raises(ValueError, match="statistics from fewer than two examples"):
+        made(normed, [[0]], [[0]]).predictor(0, statistics_of=points(1))
+    plain = made(net, [[0]], [[0]])
+    x = points()
+    assert torch.equal(plain.predictor(0, statistics_of=points(1))(x), plain.predictor(0)(x))

@@ -11,9 +11,18 @@ from torch import Tensor, nn
 from bcfl.association import align, co_association, entropy, marginals
 from bcfl.evidence import Temperature
 from bcfl.experiment.config import Config
-from bcfl.experiment.prediction import Newcomer, Predictor, associate, client_mixture, module_of, predictor_of
+from bcfl.experiment.prediction import (
+    Newcomer,
+    Predictor,
+    associate,
+    client_mixture,
+    examples_of,
+    module_of,
+    predictor_of,
+)
 from bcfl.federation import Hypotheses, Mixture, RoundInfo
 from bcfl.gaussian import flat
+from bcfl.local import take_statistics
 from bcfl.models import ModelFactory
 from bcfl.predictive import ClusterPrior
 
@@ -74,10 +83,17 @@ class Result:
         beliefs = enumerate(self.state.model_of[0].tolist())
         return {k: module_of(self.factory, self.state.models.mean[belief]) for k, belief in beliefs if belief >= 0}
 
-    def predictor(self, client: int) -> nn.Module:
-        """The model that serves a client, in evaluation mode."""
+    def predictor(self, client: int, *, statistics_of: Any = None) -> nn.Module:
+        """The model that serves a client, in evaluation mode.
+
+        With `statistics_of`, inputs of the client, its BatchNorm layers have their statistics instead of those of all
+        the cluster's clients: that fits it to a client with other labels than theirs, without labels or training.
+        """
         vectors, model_of_client = self.state.predictors()
-        return module_of(self.factory, vectors[int(model_of_client[self._place_of(client)])])
+        module = module_of(self.factory, vectors[int(model_of_client[self._place_of(client)])])
+        if statistics_of is not None:
+            take_statistics(module, examples_of(self.factory, statistics_of, None))
+        return module
 
     def mixture(self, client: int) -> Predictor:
         """What predicts for a client over all the hypotheses; its own model alone, where the method personalises."""
