@@ -24,7 +24,7 @@ from bcfl.data.partition import FederatedData
 from bcfl.experiment.metrics import summarise
 from bcfl.experiment.problem import prepare
 from bcfl.files import write_atomically
-from bcfl.local import evaluate
+from bcfl.local import batch_norms, evaluate
 from bcfl.randomness import generator
 
 NOTE = (
@@ -42,7 +42,7 @@ WAYS = ("learned", "of_batches", "of_training")
 def measure(path: Path) -> dict[str, Any] | None:
     """All tests of one run; nothing for a model without BatchNorm."""
     result = bcfl.load(path)
-    if not _norms(result.predictor(0)):
+    if not batch_norms(result.predictor(0)):
         return None
     data, config = prepare(result.config).data, {"config": result.config.as_dict()}
     size, seed = result.config.training.batch_size, result.config.experiment.seed
@@ -51,16 +51,12 @@ def measure(path: Path) -> dict[str, Any] | None:
     return own | {way: _tested(result, data, size, seed, way) for way in WAYS}
 
 
-def _norms(module: nn.Module) -> list[nn.Module]:
-    return [layer for layer in module.modules() if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))]
-
-
 def _tested(result: bcfl.Result, data: FederatedData, size: int, seed: int, way: str) -> dict[str, float]:
     evaluations = []
     for client, rows in enumerate(data.test_of):
         own = data.x_train[data.train_of[client]] if way == "of_training" else None
         module = result.predictor(client, statistics_of=own)
-        for norm in _norms(module):
+        for norm in batch_norms(module):
             norm.train(way == "of_batches")
         order = rows[torch.randperm(len(rows), generator=generator(seed, "test", client))]
         batches = order.tensor_split(-(-len(order) // size))  # of nearly one size: none with a single example

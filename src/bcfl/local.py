@@ -281,9 +281,17 @@ def _predicted(
     return torch.cat(values)
 
 
+def batch_norms(module: nn.Module) -> list[_BatchNorm]:
+    """The BatchNorm layers that keep statistics."""
+    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+
+
 def take_statistics(module: nn.Module, examples: Examples) -> None:
-    """Let BatchNorm layers, if there are any, have the statistics of these examples, all of which count alike."""
-    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+    """Let BatchNorm layers, if there are any, have the statistics of these examples, all of which count alike.
+
+    The module is in evaluation mode afterwards, and all of it but these layers meanwhile: dropout draws nothing.
+    """
+    norms = batch_norms(module.eval())
     momenta = [norm.momentum for norm in norms]
     if not norms:
         return

@@ -8,6 +8,8 @@ from measured import paper_numbers
 from small_runs import small_config
 from torch import nn
 
+from bcfl.experiment.evaluation import evaluate
+from bcfl.experiment.prediction import Spread
 from bcfl.experiment.run import start
 
 
@@ -24,12 +26,16 @@ def test_only_the_statistics_differ(tmp_path: Path) -> None:
     # After three rounds of three steps the learned statistics are still near their start: batches know better.
     assert found["of_batches"]["accuracy"] > found["learned"]["accuracy"]
     assert found["of_training"]["accuracy"] > found["learned"]["accuracy"]
+    assert evaluate(result, Spread())["own_statistics"]["accuracy"] == pytest.approx(
+        found["of_training"]["accuracy"] / 100
+    )
     assert measure(tmp_path / "run") == found
 
 
 def test_a_model_without_such_statistics_is_passed_over(tmp_path: Path) -> None:
-    start(small_config(), tmp_path / "run")
+    result = start(small_config(), tmp_path / "run")
     assert measure(tmp_path / "run") is None
+    assert "own_statistics" not in evaluate(result, Spread())
 
 
 def test_rows_stand_beside_the_papers() -> None:

@@ -12,7 +12,7 @@ from small_runs import small_config
 from torch import Tensor, nn
 
 import bcfl
-from bcfl.experiment.prediction import module_of
+from bcfl.experiment.prediction import examples_of, module_of
 from bcfl.federation import Hypotheses
 from bcfl.gaussian import Gaussian
 from bcfl.models import FlatModel, ModelFactory, build
@@ -221,6 +221,14 @@ def test_a_predictor_can_have_the_statistics_of_a_clients_inputs() -> None:
     assert own[1].momentum == 0.3
     assert all(torch.equal(*pair) for pair in zip(own.parameters(), learned.parameters(), strict=True))
     assert torch.equal(result.predictor(1)[1].running_mean, torch.zeros(8))  # the run's own are as they were
+
+
+def test_a_mixture_can_have_them_too() -> None:
+    result, x = made(normed, [[0, 1], [1, 0]], [[0, 1], [0, 1]], 0.75, 0.25), 3 * points(40) + 1
+    own = result.mixture(0).with_statistics_of(examples_of(normed, x, None))
+    first, second = (result.predictor(client, statistics_of=x)(points()).softmax(1) for client in (0, 1))
+    assert torch.allclose(own.predict_proba(points()).float(), 0.75 * first + 0.25 * second, atol=1e-6)
+    assert not torch.allclose(own.predict_proba(points()), result.predict_proba(0, points()), atol=1e-3)
 
 
 def test_statistics_need_two_examples_and_batchnorm_to_take_them() -> None:

@@ -73,10 +73,17 @@ class FederatedData:
         return self.group[self.drift.source]
 
     @property
+    def train_of_at_the_end(self) -> tuple[Tensor, ...]:
+        """The training examples that every client holds once all changes are done."""  # [client] -> rows of x_train
+        return self._at_the_end(self.train_of)
+
+    @property
     def test_of_at_the_end(self) -> tuple[Tensor, ...]:
         """The test examples that every client holds once all changes are done."""  # [client] -> rows of x_test
-        sources = range(self.num_clients) if self.drift is None else self.drift.source.tolist()
-        return tuple(self.test_of[source] for source in sources)
+        return self._at_the_end(self.test_of)
+
+    def _at_the_end(self, held: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return held if self.drift is None else tuple(held[source] for source in self.drift.source.tolist())
 
     @property
     def num_examples(self) -> Tensor:

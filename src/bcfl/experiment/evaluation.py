@@ -27,6 +27,7 @@ def evaluate(result: Result, spread: Spread, *, choose: bool = False) -> dict[st
 
     A run with data.validation was not trained on its validation examples: it is tested on the real test data, and with
     `choose` the prior precision of its beliefs' spread is the one with the least NLL on the validation examples.
+    Where the model has BatchNorm, point is also told with statistics of each client's own training examples.
     """
     config = result.config
     data = load_data(config)
@@ -43,6 +44,7 @@ def evaluate(result: Result, spread: Spread, *, choose: bool = False) -> dict[st
         spread = dataclasses.replace(spread, prior_precision=min(nll, key=lambda p: nll[p]))
     if config.data.validation:
         data = load_data(_on_test_data(config))
+    has_norms = bool(local.batch_norms(result.predictor(0)))
     return {
         "method": config.method["name"],
         "seed": config.experiment.seed,
@@ -51,6 +53,7 @@ def evaluate(result: Result, spread: Spread, *, choose: bool = False) -> dict[st
         "prior_precision": spread.prior_precision if math.isfinite(spread.prior_precision) else "infinite",
         "point": quality(*_predictions(result, data, None)),
         "mixture": quality(*_predictions(result, data, spread)),
+        **({"own_statistics": quality(*_predictions(result, data, None, own_statistics=True))} if has_norms else {}),
     }
 
 
@@ -68,7 +71,9 @@ def _on_test_data(config: Config) -> Config:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, validation=0.0))
 
 
-def _predictions(result: Result, data: FederatedData, spread: Spread | None) -> tuple[Tensor, Tensor]:
+def _predictions(
+    result: Result, data: FederatedData, spread: Spread | None, own_statistics: bool = False
+) -> tuple[Tensor, Tensor]:
     """log p(class | x) and the label of every client's test examples: by its mixture, or (None) by its best model."""
     # The run's last models are for what clients hold at its end, which is not what they began with if it drifted.
     test_of = data.test_of_at_the_end
@@ -79,10 +84,12 @@ def _predictions(result: Result, data: FederatedData, spread: Spread | None) -> 
     tested = [(client, own) for client, own in enumerate(test_of) if len(own) and joined[client]]
     if not tested:
         raise ValueError("no client of this run has test data")
-    pool, images = local.pool(data.x_test)
+    (pool, images), (x_train, _), train_of = local.pool(data.x_test), local.pool(data.x_train), data.train_of_at_the_end
     models, points = result.state.points()
     certain, log_p = flat(models), []
     for client, own in tested:
         predictor = predictor_of(result.factory, certain, points[client]) if spread is None else result.mixture(client)
+        if own_statistics:
+            predictor = predictor.with_statistics_of(Examples(x_train, data.y_train, train_of[client], images))
         log_p.append(predictor.log_probability(Examples(pool, data.y_test, own, images), spread or Spread()))
     return torch.cat(log_p), torch.cat([data.y_test[own] for _, own in tested])  # (example, class), (example,)

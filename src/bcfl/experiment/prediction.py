@@ -1,6 +1,6 @@
 """Predictions with their uncertainty: mixtures of beliefs that predict, and clients that a run has never seen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
@@ -74,6 +74,15 @@ class Predictor:
         if lost.any():
             raise ValueError(f"data: the model's scores of example {int(lost.nonzero()[0])} are not finite")
         return probability
+
+    def with_statistics_of(self, examples: Examples) -> "Predictor":
+        """The same mixture, but with BatchNorm statistics of these examples in each of its models."""
+        model, means = _model(self.factory), self.beliefs.mean.clone()
+        for mean in means:
+            model.load(mean)
+            local.take_statistics(model.module, examples)
+            mean[: len(model.vector)] = model.vector
+        return replace(self, beliefs=Gaussian(means, self.beliefs.precision))
 
     def log_probability(self, examples: Examples, spread: Spread) -> Tensor:
         """log Σ_b share_b E p(class | x, ω ~ belief b) for each of the examples."""  # (example, class)
