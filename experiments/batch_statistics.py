@@ -34,7 +34,7 @@ NOTE = (
     "statistics that were learned. These are the same last models, tested in both ways "
     "(`experiments/batch_statistics.py`), of the runs that were still at hand when this was looked into. A client can "
     "have the same without looking at test examples: *own* are the statistics of its own training examples, "
-    "`result.predictor(client, statistics_of=x)`."
+    "`result.predictor(client, statistics_of=x)`, for the runs that were made again for it."
 )
 WAYS = ("learned", "of_batches", "of_training")
 

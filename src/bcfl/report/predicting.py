@@ -124,7 +124,7 @@ def evaluate_run(options: Namespace) -> int:
     for title in ("", *titles.values(), *(f"accuracy on the surest {share:.0%}" for share in shares)):
         table.add_column(title, justify="right" if title else "left")
     names = {"point": "best model", "mixture": f"mixture ({found['beliefs']})"}
-    names |= {"own_statistics": "best model, own BatchNorm statistics"} if "own_statistics" in found else {}
+    names |= {"own_statistics": "best, own statistics"} if "own_statistics" in found else {}
     for key, name in names.items():
         part = found[key]
         curve = dict(zip(part["coverage"], part["accuracy_at_coverage"], strict=True))
