@@ -22,6 +22,7 @@ from tables import table
 from bcfl.experiment.sweep import text_of, title_of
 
 REACHED, NEAR, MISSED, NOT_RUN = STANDINGS = ("at or above it", "within its deviation", "below it", "not run")
+OWN_DRAW = "our own draw"
 MARKS = {REACHED: "✓", NEAR: "≈", MISSED: "✗"}
 GLANCE = (
     "Accuracy / macro F1 in percent, means over seeds, the paper's in brackets. "
@@ -66,11 +67,17 @@ def at_a_glance(
         run = [key for key in settings if rows_at.get(key)]
         methods = dict.fromkeys(method for key in run for method in paper[key])
         cells = [[method, *(_glance(method, paper[key], rows_at[key]) for key in run)] for method in methods]
-        columns = ["method", *(f"{data}, {setting}" for data, setting, _ in run)]
-        without = [f"{data}, {setting}" for data, setting, _ in settings if (data, setting) not in {k[:2] for k in run}]
+        columns = ["method", *map(_heading, run)]
+        without = [", ".join(key[:2]) for key in settings if key not in run]
         lines += [f"### {name}", "", *table(columns, cells), ""] if run else []
         lines += [f"Not run: {'; '.join(without)}.", ""] if run and without else []
     return ["## At a glance", "", GLANCE, "", *lines] if lines else []
+
+
+def _heading(key: Setting) -> str:
+    """Of what was run there: on which split, where that is not the one that the published scripts draw."""
+    drawn = next((said for said, setting in SETTING_OF.items() if setting == key[1]), f"{key[1]}, {OWN_DRAW}")
+    return f"{key[0]}, {drawn}"
 
 
 def _glance(method: str, methods: Mapping[str, Mapping[str, Printed]], rows: Sequence[Row]) -> str:
@@ -104,7 +111,7 @@ def in_short(paper: Paper, rows_at: Mapping[Setting, Sequence[Row]]) -> list[str
     for key, methods in paper.items():
         rows = rows_at.get(key, ())
         own_draw = rows and key[1] not in SETTING_OF.values()
-        heading = f"{key[0]}, {key[1]}, K = {key[2]}" + (", our own draw" if own_draw else "")
+        heading = f"{key[0]}, {key[1]}, K = {key[2]}" + (f", {OWN_DRAW}" if own_draw else "")
         found: dict[str, list[str]] = {name: [] for name in STANDINGS}
         moved = []
         for method, printed in methods.items():

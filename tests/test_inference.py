@@ -359,6 +359,43 @@ def test_models_that_are_shared_are_turned_around_once(monkeypatch: pytest.Monke
     assert len(turned) == 6  # those are not shared
 
 
+def test_what_is_shared_is_nobodys_own() -> None:
+    """A layer with one output, turned around, is the same numbers in the same order: it must be a copy all the same."""
+
+    def narrow() -> nn.Module:
+        return nn.Sequential(nn.Linear(1 << 18, 1), nn.Tanh(), nn.Linear(1, 2))
+
+    vectors, x = torch.stack([FlatModel(narrow()).vector for _ in range(2)]), _word_counts(40, 1 << 18, 0.001)
+    shared, workers = SharedModels.of(vectors), [FlatModel(narrow()) for _ in range(2)]
+    with torch.no_grad():
+        first, second = (torch.cat([scores(x) for scores in worker.scorers(shared)]) for worker in workers)
+    assert len(shared.made) == 2
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("method", [BCFL(num_clusters=2), BCFL(num_clusters=2, strategy="greedy", racing=0.05)])
+def test_workers_that_share_models_answer_as_one_does(method: BCFL) -> None:
+    x = _word_counts(320)
+    x[160:, :20] = 1
+    held = [(x[i : i + 40], (x[i : i + 40, 7] > 0).long()) for i in range(0, 320, 40)]
+    states = []
+    for num_workers in (1, 2):
+        with simulator(from_arrays(held), _wide, num_workers=num_workers) as engine:
+            states.append(run(method, engine, 3))
+    assert torch.equal(states[0].models.mean, states[1].models.mean)
+    assert torch.equal(states[0].log_weight, states[1].log_weight)
+
+
+def test_of_many_models_only_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bcfl.models.MOST_MADE", 2)
+    vectors, x = torch.stack([FlatModel(_wide()).vector for _ in range(3)]), _word_counts(64)
+    shared = SharedModels.of(vectors)
+    with torch.no_grad():
+        found = [torch.cat([scores(x) for scores in FlatModel(_wide()).scorers(of)]) for of in (shared, vectors)]
+    assert len(shared.made) == 2
+    assert torch.equal(*found)
+
+
 def test_shared_models_are_those_that_are_shared() -> None:
     vectors = torch.arange(12.0).view(6, 2)
     shared = SharedModels.of(vectors)
@@ -366,6 +403,7 @@ def test_shared_models_are_those_that_are_shared() -> None:
     assert torch.equal(torch.stack(list(shared)), vectors)
     assert torch.equal(torch.stack(list(shared[2:4])), vectors[2:4])
     assert torch.equal(torch.stack(list(shared.only([5, 1, 3])[1:])), vectors[[1, 3]])
+    assert torch.equal(torch.stack(list(shared.only([5, 1, 3]).only([2, 0]))), vectors[[3, 5]])
     assert shared.only([5, 1])[0].data_ptr() == vectors[5].data_ptr()  # no copy
 
 

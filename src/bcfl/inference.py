@@ -26,9 +26,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from bcfl.functional import call
 
 Scores = Callable[[Tensor], Tensor]
-Kept = Callable[
-    [Callable[[], Tensor | None]], Tensor | None
-]  # from how a thing is made to the thing, perhaps an older one
+Make = Callable[[], Tensor | None]
+Kept = Callable[[Make], Tensor | None]  # from how a thing is made to the thing: made now, or kept from before
 State = Mapping[str, Tensor]  # a model's parameters and statistics, by the names that they have in the module
 BLOCK = 8  # channels that lie side by side in oneDNN's layout
 WIDE = 1 << 18  # weights: a layer of fewer is multiplied out sooner than it is asked which inputs are zero
@@ -192,7 +191,8 @@ class SparseInputs:
         """The weights by inputs; None if one is NaN, infinite or near it: times zero it must not be lost."""
         weights = self._first.weight.detach()  # (output, input)
         flat = weights.reshape(-1)
-        return weights.t().contiguous() if bool(flat.dot(flat) < torch.inf) else None
+        # A copy in any case: contiguous() leaves a layer with one output as it is, and the module's numbers may change.
+        return weights.t().clone(memory_format=torch.contiguous_format) if bool(flat.dot(flat) < torch.inf) else None
 
     def _summed(self, x: Tensor, nonzero: npt.NDArray[np.bool_], table: Tensor) -> Tensor:
         """What the first layer makes of the inputs."""  # (example, output)

@@ -1,7 +1,7 @@
 """What a client does with its own data: train from a prior, score models, evaluate a model.
 
 All of it runs in one thread on one FlatModel and is a function of its arguments: the same call gives the same bits
-in any worker.
+in any worker. Only `take_statistics` changes a module, which is its caller's.
 """
 
 import re
@@ -287,7 +287,7 @@ def batch_norms(module: nn.Module) -> list[_BatchNorm]:
 
 
 def take_statistics(module: nn.Module, examples: Examples) -> None:
-    """Let BatchNorm layers, if there are any, have the statistics of these examples, all of which count alike.
+    """Let BatchNorm layers, if there are any, have the statistics of these examples.
 
     The module is in evaluation mode afterwards, and all of it but these layers meanwhile: dropout draws nothing.
     """
@@ -302,7 +302,9 @@ def take_statistics(module: nn.Module, examples: Examples) -> None:
         norm.reset_running_stats()
         norm.momentum = None  # the plain mean over batches
     with torch.no_grad():
-        for rows in torch.arange(len(examples)).tensor_split(-(-len(examples) // STATISTICS_CHUNK)):  # none with one
+        # In a random order: sorted by label, each pass would miss what lies between the labels.
+        order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
+        for rows in order.tensor_split(-(-len(examples) // STATISTICS_CHUNK)):  # of nearly one size, none with one row
             module(examples.batch(rows)[0])
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval()

@@ -14,21 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bcfl.inference import Kept, Scores, convolutions_of, is_watched, sparse_inputs_of
+from bcfl.inference import Kept, Make, Scores, convolutions_of, is_watched, sparse_inputs_of
 from bcfl.randomness import stream_seed
 
 ModelFactory = Callable[[], nn.Module]
 LARGE = 1 << 18  # numbers: from here on a gradient is taken as autograd leaves it, so many at a time
 TOGETHER = 4  # models that are scored in one pass, where that is possible: more would fall out of the cache
+MOST_MADE = 64  # first layers that are kept laid out at a time
 _GLOBAL_GENERATOR = threading.Lock()  # workers that start together must not mix up their draws
 _BUILT: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # the modules that factories have returned
 
 
 @dataclass(frozen=True)
 class SharedModels(Sequence[Tensor]):
-    """Models that many clients score, or one client look by look: what a fast pass makes of one is made once for all.
+    """Models that many clients score, or one client look by look: a wide first layer is laid out once for all of them.
 
-    They must stay as they are meanwhile. Nothing hangs on who comes first, as all would make the same.
+    They must stay as they are meanwhile. Workers share what is made, and nothing hangs on who comes first, as all would
+    make the same. Of many models only some are kept so, as it takes memory.
     """
 
     vectors: Tensor | Sequence[Tensor]  # (model, vector)
@@ -41,21 +43,25 @@ class SharedModels(Sequence[Tensor]):
         return vectors if isinstance(vectors, SharedModels) else SharedModels(vectors, range(len(vectors)))
 
     def only(self, places: Sequence[int]) -> "SharedModels":
-        """Those that stand at these places of `vectors`."""
-        return replace(self, places=places)
+        """Some of them, by their places in this sequence."""
+        return replace(self, places=[self.places[place] for place in places])
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, place: Any) -> Any:
-        return self.only(self.places[place]) if isinstance(place, slice) else self.vectors[self.places[place]]
+        if isinstance(place, slice):
+            return replace(self, places=self.places[place])
+        return self.vectors[self.places[place]]
 
     def kept(self, place: int) -> Kept:
         """What is made of a model, now or by whoever came before."""
+        key = self.places[place]
 
-        def made(make: Callable[[], Tensor | None]) -> Tensor | None:
-            key = self.places[place]
-            return self.made[key] if key in self.made else self.made.setdefault(key, make())
+        def made(make: Make) -> Tensor | None:
+            if key in self.made:
+                return self.made[key]
+            return self.made.setdefault(key, make()) if len(self.made) < MOST_MADE else make()
 
         return made
 

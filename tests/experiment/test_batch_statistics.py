@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 from batch_statistics import as_published, measure, pointer
 from measured import paper_numbers
 from small_runs import small_config
 from torch import nn
 
+from bcfl.experiment.config import load_config
 from bcfl.experiment.evaluation import evaluate
 from bcfl.experiment.prediction import Spread
 from bcfl.experiment.run import start
@@ -30,6 +32,23 @@ def test_only_the_statistics_differ(tmp_path: Path) -> None:
         found["of_training"]["accuracy"] / 100
     )
     assert measure(tmp_path / "run") == found
+
+
+def clients_of_one_and_many() -> list[tuple[torch.Tensor, ...]]:
+    x, y = torch.randn(41, 3, generator=torch.Generator().manual_seed(0)), torch.arange(41) % 2
+    return [(x[:1], y[:1], x, y), (x[1:], y[1:], x, y)]
+
+
+def images_norm() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 1, 3)), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(3, 2))
+
+
+def test_a_client_with_a_single_example_keeps_the_learned_statistics(tmp_path: Path) -> None:
+    own = "test_batch_statistics"
+    settings = [f"model.factory={own}:images_norm", f"data.factory={own}:clients_of_one_and_many"]
+    settings += ["experiment.rounds=1", "method.name=local", "training.local_steps=1"]
+    result = start(load_config(None, settings), tmp_path / "run")
+    assert evaluate(result, Spread())["own_statistics"]["num_examples"] == 82
 
 
 def test_a_model_without_such_statistics_is_passed_over(tmp_path: Path) -> None:

@@ -223,6 +223,13 @@ def test_a_predictor_can_have_the_statistics_of_a_clients_inputs() -> None:
     assert torch.equal(result.predictor(1)[1].running_mean, torch.zeros(8))  # the run's own are as they were
 
 
+def test_examples_may_be_sorted() -> None:
+    result, x = made(normed, [[0]], [[0]]), torch.cat([points(600) - 5, points(600) + 5])
+    with torch.no_grad():
+        spread = result.predictor(0)[0](x).var(0)
+    assert torch.allclose(result.predictor(0, statistics_of=x)[1].running_var, spread, rtol=0.05)
+
+
 def test_a_mixture_can_have_them_too() -> None:
     result, x = made(normed, [[0, 1], [1, 0]], [[0, 1], [0, 1]], 0.75, 0.25), 3 * points(40) + 1
     own = result.mixture(0).with_statistics_of(examples_of(normed, x, None))

@@ -147,7 +147,7 @@ def test_the_papers_tables_are_shown_at_a_glance() -> None:
     assert lines[4:] == [
         "### Table 1",
         "",
-        "| method | cifar10, label(4,10,0.1) |",
+        "| method | cifar10, label(4,10,0.1), the published split |",
         "| --- | --- |",
         "| fedavg | ✓ 44.00 / 22.00 (40.00 / 21.50) |",
         "| bcfl-mh-3 | ✗ 20.00 / 10.00¹ (50.00 / 30.00); ✓ 70.00 / 35.00¹ with local_steps 20 |",

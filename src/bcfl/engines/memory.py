@@ -70,6 +70,7 @@ def give_back_memory() -> None:
 def physical_memory() -> int | None:
     """Bytes of memory that the machine has; None where the system does not tell."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        size, count = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # Windows; a system without these names
         return None
+    return size * count if size > 0 and count > 0 else None

@@ -84,12 +84,14 @@ def _predictions(
     tested = [(client, own) for client, own in enumerate(test_of) if len(own) and joined[client]]
     if not tested:
         raise ValueError("no client of this run has test data")
-    (pool, images), (x_train, _), train_of = local.pool(data.x_test), local.pool(data.x_train), data.train_of_at_the_end
+    pool, images = local.pool(data.x_test)
+    x_train = local.pool(data.x_train)[0] if own_statistics else data.x_train
     models, points = result.state.points()
     certain, log_p = flat(models), []
     for client, own in tested:
         predictor = predictor_of(result.factory, certain, points[client]) if spread is None else result.mixture(client)
-        if own_statistics:
-            predictor = predictor.with_statistics_of(Examples(x_train, data.y_train, train_of[client], images))
+        trained_on = data.train_of_at_the_end[client]
+        if own_statistics and len(trained_on) > 1:  # of a single example there are none
+            predictor = predictor.with_statistics_of(Examples(x_train, data.y_train, trained_on, images))
         log_p.append(predictor.log_probability(Examples(pool, data.y_test, own, images), spread or Spread()))
     return torch.cat(log_p), torch.cat([data.y_test[own] for _, own in tested])  # (example, class), (example,)

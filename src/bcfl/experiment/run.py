@@ -273,7 +273,6 @@ def _rounds(
             if folder and not folder.has("rounds.jsonl"):  # the run has never begun
                 folder.clear()
             raise
-        _tell_memory(state.models)
         history.append({"round": 0, "work": clients.work.as_dict()})
         if folder:
             folder.append("rounds.jsonl", history[0])
@@ -283,6 +282,7 @@ def _rounds(
         assert folder is not None
         state, engine.momentum, first = checkpoint.state, checkpoint.momentum, checkpoint.round + 1
         history, info, placed = folder.lines("rounds.jsonl"), _last_info(folder), _placed(folder)
+    _tell_memory(state.models)
     for observer in observers if first <= experiment.rounds else ():
         observer.started(config, problem.data, first)
     for index in range(first, experiment.rounds + 1):
@@ -317,11 +317,11 @@ def _rounds(
 
 
 def _tell_memory(models: Gaussian) -> None:
-    """Whoever has more beliefs than there is room for is told: the system would end the run without a word."""
+    """Whoever has hardly room for the next round's beliefs is told: the system would end the run without a word."""
     needed, there = 2 * (models.mean.nbytes + distinct(models.precision).nbytes), physical_memory()
     if there is not None and needed > BELIEFS_SHARE * there:
         logger.warning(f"{len(models)} beliefs before and after a round take {needed / 1e9:.1f} GB of this machine's "
-                       f"{there / 1e9:.1f}: take fewer hypotheses, or a warm-up (-w) to start from one")  # fmt: skip
+                       f"{there / 1e9:.1f}: take a smaller model, or fewer clusters or hypotheses")  # fmt: skip
 
 
 def _tell_rejected(history: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
