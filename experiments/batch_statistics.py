@@ -34,7 +34,8 @@ NOTE = (
     "statistics that were learned. These are the same last models, tested in both ways "
     "(`experiments/batch_statistics.py`), of the runs that were still at hand when this was looked into. A client can "
     "have the same without looking at test examples: *own* are the statistics of its own training examples, "
-    "`result.predictor(client, statistics_of=x)`, for the runs that were made again for it."
+    "`result.predictor(client, statistics_of=x)`, for the runs that were made again for it. For the "
+    "other tables with BatchNorm, label(4,10,0.1) among them, none of this was measured."
 )
 WAYS = ("learned", "of_batches", "of_training")
 

@@ -13,6 +13,7 @@ from scipy.stats import ttest_1samp
 
 from bcfl.data.datasets import full_name
 from bcfl.experiment.sweep import differences, draw_of, text_of, title_of
+from bcfl.methods.attentive import FedSoft
 from bcfl.methods.bcfl import BCFL
 
 Record = Mapping[str, Any]  # what results/*.json holds
@@ -21,6 +22,7 @@ Problem = tuple[str, str]  # data set and how it is split, as headings name them
 
 STATED_STEPS, STATED_ROUNDS = 10, 100  # the paper's, per client
 STATED = {"training.local_steps": STATED_STEPS, "experiment.rounds": STATED_ROUNDS}
+SELECTION_OF_EIGHT = 5  # the clients that FedSoft draws for a cluster in the published code, of eight
 ENOUGH_SEEDS = 3  # from fewer no order of methods is claimed
 SCORED = 1 / 3  # what scoring an example costs of training on it: a forward pass, against one forward and one backward
 BYTES = {"parameters_down": 4, "parameters_up": 4, "scalars_up": 8}  # of a number sent
@@ -68,6 +70,12 @@ class Row:
     def without(self, key: str) -> "Row":
         """The same, with one setting not told."""
         return replace(self, settings={own: value for own, value in self.settings.items() if own != key})
+
+    def with_draws_of(self, other: "Row") -> "Row | None":
+        """Its runs with the seeds that the other row has, too; None without any."""
+        common = {draw_of(run["config"]) for run in other.runs}
+        runs = [run for run in self.runs if draw_of(run["config"]) in common]
+        return replace(self, runs=runs) if runs else None
 
     @property
     def num_clients(self) -> int:
@@ -193,10 +201,11 @@ def unusual(row: Row) -> dict[str, Any]:
 def rank(row: Row) -> tuple[int, int, int]:
     """By which a row stands for its method, the least first: with the stated work, of most seeds, most usual.
 
-    Racing is other work, too: it scores less.
+    Racing is other work, too: it scores less. FedSoft usually draws as many clients as the published code.
     """
-    other = unusual(row)
-    return sum(key in (*STATED, "method.racing") for key in other), -len(row.runs), len(other)
+    other, drawn = unusual(row), row.runs[0]["config"]["method"].get("selection")
+    differs = len(other) + (drawn not in (None, SELECTION_OF_EIGHT if row.num_clients == 8 else FedSoft.selection))
+    return sum(key in (*STATED, "method.racing") for key in other), -len(row.runs), differs
 
 
 def rows_of(records: Iterable[Record]) -> list[Row]:

@@ -215,7 +215,8 @@ def order_of_methods(rows: Sequence[Row]) -> list[str]:
         f"- {title}{sure}" for key, title in MEASURES.items() if (sure := _sure(pairs, partial(Row.by_draw, key=key)))
     ]
     head = (
-        "Order of the methods with equal steps and rounds, by paired t-tests over common seeds with Holm's correction:"
+        "Order of the methods with the same local_steps and rounds (BCFL-MH trains several models a round, see the "
+        "steps above), by paired t-tests over common seeds with Holm's correction:"
     )
     return [head, "", *lines] if lines else ["Fewer than three common seeds: no order is claimed."]
 

@@ -25,7 +25,7 @@ from results_page import (
     sensitivity,
 )
 from small_runs import small_config
-from standing import MISSED, NEAR, NOT_RUN, REACHED, STANDINGS, at_a_glance, in_short, shortfall
+from standing import MISSED, NEAR, NOT_RUN, REACHED, STANDINGS, at_a_glance, in_short, shortfall, stands_for
 from tables import show
 
 from bcfl.data.datasets import DIGITS_FIVE
@@ -138,6 +138,58 @@ def test_the_stated_work_counts_and_more_of_it_is_only_told() -> None:
     assert standings(more) == "bcfl-mh-3¹ (local_steps 20, rounds 1) |  |  | fedavg |"
 
 
+@pytest.mark.parametrize(
+    ("stated", "more", "told"),
+    [
+        ([0.2, 0.2], [0.7], True),
+        ([0.2, 0.7], [0.7], True),  # by its mean it is below, and with the seed of the other, too
+        ([0.7, 0.2], [0.7], False),  # the seed that the other was run with is the lucky one
+        ([0.2, 0.2], [0.6, 0.7], True),
+    ],
+)
+def test_other_work_is_told_where_it_is_better_with_the_same_seeds(
+    stated: list[float], more: list[float], told: bool
+) -> None:
+    runs = [record("bcfl-mh-3", [accuracy], seed=seed) for seed, accuracy in enumerate(stated)]
+    runs += [record("bcfl-mh-3", [a], seed=s, settings=["training.local_steps=20"]) for s, a in enumerate(more)]
+    assert ("with local_steps 20" in standings(*runs)) == told
+
+
+def test_other_work_is_not_told_for_a_lucky_last_round() -> None:
+    lucky = record("bcfl-mh-3", [0.2, 0.2, 0.7], settings=["training.local_steps=20"])
+    assert "with local_steps 20" not in standings(record("bcfl-mh-3", [0.2, 0.2, 0.2]), lucky)
+    lasting = record("bcfl-mh-3", [0.2, 0.7, 0.9], settings=["training.local_steps=20"])
+    assert "with local_steps 20" in standings(record("bcfl-mh-3", [0.2, 0.2, 0.2]), lasting)
+    untested = record("bcfl-mh-3", [0.2, None, 0.7], settings=["training.local_steps=20"])
+    assert "with local_steps 20" in standings(record("bcfl-mh-3", [0.2, None, 0.2]), untested)
+
+
+def test_of_equal_rows_the_better_one_does_not_stand_for_its_method() -> None:
+    ten, five = (record("fedsoft", [a], settings=[f"method.selection={n}"]) for a, n in ((0.2, 10), (0.7, 5)))
+
+    def chosen(*runs: dict[str, Any]) -> str:
+        row = stands_for("fedsoft", rows_of(runs))
+        return "" if row is None else row.label
+
+    assert chosen(ten, five) == chosen(five, ten) == "fedsoft, selection 10"
+    for run in (ten, five):
+        run["result"]["assignment"] = [0] * 8  # of eight clients the published code draws five
+    assert chosen(ten, five) == "fedsoft, selection 5"
+
+
+def test_settings_that_are_not_as_usual_are_told_at_a_glance() -> None:
+    here = ("cifar10", "label(4,10,0.1)", 4)
+    hundred, pooled = [0.7] * 100, ["method.fusion=pooled"]
+    usual = record("bcfl-mh-3", [0.2] * 100)
+    rows = rows_of([usual, *(record("bcfl-mh-3", hundred, seed=seed, settings=pooled) for seed in range(3))])
+    lines = at_a_glance({"Table 1": [here]}, PAPER, {here: rows})
+    assert "| bcfl-mh-3 | ✓ 70.00 / 35.00 (50.00 / 30.00) |" in lines
+    assert lines[-2] == (
+        "cifar10, label(4,10,0.1), the published split: fusion pooled for all of BCFL; "
+        "with the defaults: bcfl-mh-3 ✗ 20.00 / 10.00¹."
+    )
+
+
 def test_the_papers_tables_are_shown_at_a_glance() -> None:
     here, elsewhere = ("cifar10", "label(4,10,0.1)", 4), ("digits_five", "feature(5,2)", 5)
     more = record("bcfl-mh-3", [0.7], settings=["training.local_steps=20"])
@@ -168,7 +220,7 @@ def test_the_page_begins_with_numbers_and_then_says_how_they_were_measured() -> 
 
 def test_settings_that_are_not_as_usual_are_told_in_short() -> None:
     at = ("cifar10", "label(4,10,0.1)", 4)
-    slow = [record("fedavg", [0.3], seed=seed) for seed in range(3)]
+    slow = [record("fedavg", [0.3], seed=seed) for seed in range(2)]  # of fewer seeds
     fast = [record("fedavg", [0.5], seed=seed, settings=["training.learning_rate=0.1"]) for seed in range(3)]
     lines = in_short({at: {"fedavg": PAPER[at]["fedavg"]}}, {at: rows_of([*slow, *fast])})
     assert any("fedavg (rounds 1, learning_rate 0.1)" in line for line in lines)
