@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from measured import Paper, Record, Row, by_problem, main_clusters, rows_of, setting_of, with_clusters
+from measured import Paper, Record, Row, by_problem, is_drift, main_clusters, rows_of, setting_of, with_clusters
 from tables import interval, show, table
 
 Predicted = Sequence[Mapping[str, Any]]  # what results/predictive/*.json hold
@@ -14,10 +14,6 @@ KNOWS_NOTHING = "bcfl-auto"
 BESIDE = ("bcfl-g", "bcfl-mh-6-w")  # told K
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # examples of a newcomer
 TEMPERATURE = "n^0"  # the default: likelihoods as they are
-
-
-def is_drift(record: Record) -> bool:
-    return record["config"]["data"].get("drift_round") is not None
 
 
 def beyond(records: Sequence[Record], paper: Paper, predicted: Predicted, newcomers: Predicted) -> list[str]:

@@ -1,15 +1,16 @@
-"""Gather finished runs into results/ (one small file each) and write RESULTS.md beside the paper's numbers.
+"""Gather finished runs into results/ (one small file each), write RESULTS.md from them and draw its curves.
 
 python experiments/collect.py RUNS_FOLDER...   take over the finished runs of these folders, then write RESULTS.md
 python experiments/collect.py                  write RESULTS.md from what results/ holds
 """
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
+from draw_results import draw_table1
 from left import left_to_run
+from measured import read_paper, read_records
 from reasons import read_reasons
 from results_page import page
 from runs import finished, parser_for
@@ -40,27 +41,27 @@ def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
-def results_page(root: Path) -> str:
-    """The page, from the files in results/ and experiments/."""
+def results_pages(root: Path) -> dict[Path, str]:
+    """RESULTS.md and the documentation's page, from the files in results/ and experiments/."""
     experiments, results = root / "experiments", root / "results"
-    records = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
-    with (experiments / "paper.csv").open() as file:
-        paper = list(csv.DictReader(file))
     reasons = read_reasons((results / "reasons.toml").read_text())
-    preface = (experiments / "results-preface.md").read_text()
+    preface, pictures = ((experiments / f"results-{part}.md").read_text() for part in ("preface", "pictures"))
     scripts = ("newcomers", "batch_statistics", "predictive")  # whose figures are kept, in files that begin so
     measured: dict[str, list[dict[str, Any]]] = {script: [] for script in scripts}
     for path in sorted((results / "predictive").glob("*.json")):
         script = next((name for name in scripts if path.name.startswith(f"{name}-")), "predictive")
         measured[script].extend(json.loads(path.read_text()))
-    return page(records, paper, reasons, preface, left_to_run(experiments, results), **measured)
+    left = left_to_run(experiments, results)
+    text = page(read_records(root), read_paper(root), reasons, preface, pictures, left, **measured)
+    return {
+        root / "RESULTS.md": f"# Results\n\n{text}",
+        root / "docs/results.md": f"# How results compare with the paper\n\n{text.replace('](docs/', '](')}",
+    }
 
 
 def write_results(root: Path) -> None:
-    """RESULTS.md and the documentation's page."""
-    text = results_page(root)
-    (root / "RESULTS.md").write_text("# Results\n\n" + text)
-    (root / "docs/results.md").write_text("# How results compare with the paper\n\n" + text)
+    for path, text in results_pages(root).items():
+        path.write_text(text)
 
 
 def main() -> None:
@@ -71,7 +72,8 @@ def main() -> None:
         text = json.dumps(compact(run), separators=(",", ":"))
         write_atomically(ROOT / "results" / f"{run.name}.json", (text + "\n").encode())
     write_results(ROOT)
-    print(f"took over {len(taken)} finished runs; wrote RESULTS.md and docs/results.md")
+    draw_table1(ROOT)
+    print(f"took over {len(taken)} finished runs; wrote RESULTS.md and docs/results.md, and drew the curves of table 1")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What results/*.json and the paper say, as numbers: runs by method, what they spent, which differences are sure."""
 
+import csv
+import json
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -122,6 +124,17 @@ class Row:
         return [i for i, mean in enumerate(means, 1) if mean is not None and round(mean, 2) >= percent]
 
 
+def read_records(root: Path) -> list[Record]:
+    """What results/ holds of every run."""
+    return [json.loads(path.read_text()) for path in sorted((root / "results").glob("*.json"))]
+
+
+def read_paper(root: Path) -> list[dict[str, str]]:
+    """The rows of the paper's tables."""
+    with (root / "experiments/paper.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
 def paper_numbers(rows: Iterable[Mapping[str, str]]) -> Paper:
     """The paper's numbers; where two of its tables hold the same row, the one with deviations, then the first."""
     found: Paper = defaultdict(dict)
@@ -137,6 +150,11 @@ def paper_numbers(rows: Iterable[Mapping[str, str]]) -> Paper:
 def setting_in(row: Mapping[str, str]) -> Setting:
     """The setting of a row of the paper's tables."""
     return row["dataset"], row["setting"], int(row["K"])
+
+
+def settings_of(rows: Iterable[Mapping[str, str]], name: str) -> list[Setting]:
+    """The settings of one of the paper's tables, in its order."""
+    return list(dict.fromkeys(setting_in(row) for row in rows if row["table"] == name))
 
 
 def problem_of(record: Record) -> Problem:
@@ -158,6 +176,25 @@ def by_problem(records: Iterable[Record]) -> dict[Problem, list[Record]]:
     for record in records:
         problems[problem_of(record)].append(record)
     return dict(problems)
+
+
+def tested_problems(records: Iterable[Record]) -> dict[Problem, list[Record]]:
+    """The runs of each problem that were tested on test data, without those in which clients change their group."""
+    return by_problem(one for one in records if not (one["config"]["data"]["validation"] or is_drift(one)))
+
+
+def rows_by_setting(problems: Mapping[Problem, list[Record]], paper: Paper) -> dict[Setting, list[Row]]:
+    """What was run of the paper's settings."""
+    return {
+        key: rows_of(with_clusters(own, key[2]))
+        for key in paper
+        for problem, own in problems.items()
+        if paper_key(problem, key[2]) == key
+    }
+
+
+def is_drift(record: Record) -> bool:
+    return record["config"]["data"].get("drift_round") is not None
 
 
 def clusters_of(record: Record) -> int | None:

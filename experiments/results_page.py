@@ -8,7 +8,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 
 from batch_statistics import as_published, pointer
-from beyond_page import Predicted, beyond, is_drift
+from beyond_page import Predicted, beyond
 from measured import (
     ENOUGH_SEEDS,
     MEASURES,
@@ -31,8 +31,10 @@ from measured import (
     paper_key,
     paper_numbers,
     rank,
+    rows_by_setting,
     rows_of,
-    setting_in,
+    settings_of,
+    tested_problems,
     with_clusters,
     work_of,
 )
@@ -59,6 +61,7 @@ def page(
     paper_rows: Sequence[Mapping[str, str]],
     reasons: Sequence[Reason],
     preface: str,
+    pictures: str = "",
     left: Sequence[str] = (),
     predictive: Predicted = (),
     newcomers: Predicted = (),
@@ -68,19 +71,12 @@ def page(
     paper = paper_numbers(paper_rows)
     tested = [record for record in records if not record["config"]["data"]["validation"]]
     studied = [record for record in records if record["config"]["data"]["validation"]]
-    problems = by_problem(record for record in tested if not is_drift(record))
-    rows_at = {
-        key: rows_of(with_clusters(own, key[2]))
-        for key in paper
-        for problem, own in problems.items()
-        if paper_key(problem, key[2]) == key
-    }
-    tables = {
-        title: list(dict.fromkeys(setting_in(row) for row in paper_rows if row["table"] == name))
-        for name, title in TABLES.items()
-    }
+    problems = tested_problems(records)
+    rows_at = rows_by_setting(problems, paper)
+    tables = {title: settings_of(paper_rows, name) for name, title in TABLES.items()}
     introduction, _, how = preface.strip().partition("\n\n")
     lines = [introduction, "", *at_a_glance(tables, paper, rows_at), *pointer(batch_statistics)]
+    lines += [pictures.strip(), ""] if pictures else []
     lines += in_short(paper, rows_at)
     lines += ["## How it was measured", "", how, ""] if how else []
     known = {name for name, _, _ in paper}

@@ -8,11 +8,24 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 from beyond_page import how_many
-from collect import WORK, compact, results_page, write_results
+from collect import WORK, compact, results_pages, write_results
+from draw_results import COLOUR_OF, DASH_OF, WARMED, draw_curves
 from left import left_to_run
-from measured import PUBLISHED, Printed, client_work, holm, last_within, paired_p, paper_numbers, problem_of, rows_of
+from measured import (
+    MEASURES,
+    PUBLISHED,
+    Printed,
+    client_work,
+    holm,
+    last_within,
+    paired_p,
+    paper_numbers,
+    problem_of,
+    rows_of,
+)
 from reasons import Reason, read_reasons
 from results_page import (
     below_paper,
@@ -32,6 +45,7 @@ from bcfl.data.datasets import DIGITS_FIVE
 from bcfl.experiment.config import load_config
 from bcfl.experiment.run import start
 from bcfl.experiment.sweep import draw_of, expand, plan
+from bcfl.report.paper import STYLE
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "experiments").glob("*.toml"))
@@ -497,7 +511,8 @@ def test_what_is_kept_of_a_run_is_small_and_whole(tmp_path: Path) -> None:
         assert sum(kept["work_by_round"][key]) == kept["result"]["work"][key]
     for name in ("results", "docs", "experiments"):
         (tmp_path / name).mkdir()
-    for name in ("experiments/paper.csv", "results/reasons.toml", "experiments/results-preface.md"):
+    texts = ("results-preface.md", "results-pictures.md", "paper.csv")
+    for name in ("results/reasons.toml", *(f"experiments/{text}" for text in texts)):
         (tmp_path / name).write_text((ROOT / name).read_text())
     (tmp_path / "results" / "a.json").write_text(json.dumps(kept))
     write_results(tmp_path)
@@ -524,10 +539,19 @@ def test_committed_results_of_one_split_have_the_same_clients() -> None:
     assert all(len(own) == 1 for own in splits.values())
 
 
-def test_the_page_is_what_the_results_give() -> None:
-    text = results_page(ROOT)
-    assert (ROOT / "RESULTS.md").read_text() == "# Results\n\n" + text
-    assert (ROOT / "docs/results.md").read_text() == "# How results compare with the paper\n\n" + text
+def test_curves_are_drawn_of_all_methods_with_the_papers_figures(tmp_path: Path) -> None:
+    methods = [*COLOUR_OF, *DASH_OF, *(f"{method}-w" for method in WARMED)]
+    rows = rows_of(record(method, [0.5 + i / 100] * 22) for i, method in enumerate(methods))
+    figures = {method: {key: Printed(50.0, None) for key in MEASURES} for method in methods}
+    with matplotlib.rc_context(STYLE):
+        draw_curves({row.method: row for row in rows}, figures, tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert [method for method in methods if f">{method}¹<" not in drawn] == []
+
+
+def test_the_pages_are_what_the_results_give() -> None:
+    for path, text in results_pages(ROOT).items():
+        assert path.read_text() == text
 
 
 def test_the_rows_that_the_readme_shows_are_those_of_the_page() -> None:

@@ -115,10 +115,16 @@ def graph(run: Run) -> "Figure | None":
     """The client graph: edge width is the accumulated probability that two clients share a cluster."""
     if not run.clusters_clients:
         return None
+    figure, axes = _figure(3.4, 3.4)
+    draw_graph(axes, run)
+    return figure
+
+
+def draw_graph(axes: "Axes", run: Run) -> None:
+    """The client graph on axes that may stand beside those of other runs."""
     from matplotlib.collections import LineCollection
 
     drawn = client_graph(run)
-    figure, axes = _figure(3.4, 3.4)
     paint = [colour(c) for c in drawn.colour_of.tolist()]
     same = drawn.colour_of[drawn.edges[:, 0]] == drawn.colour_of[drawn.edges[:, 1]]
     edge_paint = [paint[a] if s else "#838B9A" for (a, _), s in zip(drawn.edges.tolist(), same, strict=True)]
@@ -127,13 +133,20 @@ def graph(run: Run) -> "Figure | None":
     )
     axes.add_collection(lines)
     few = len(drawn.client) <= 60
-    axes.scatter(*drawn.place.T, s=110 if few else 25, c=paint, edgecolors="white", linewidths=0.8, zorder=3)
+    axes.scatter(
+        drawn.place[:, 0],
+        drawn.place[:, 1],
+        s=110 if few else 25,
+        c=paint,
+        edgecolors="white",
+        linewidths=0.8,
+        zorder=3,
+    )
     if few:
         for client, (x, y) in zip(drawn.client, drawn.place, strict=True):
             axes.text(x, y, str(client), color="white", fontsize=5.5, ha="center", va="center", zorder=4)
     axes.set(xlim=(-1.12, 1.12), ylim=(1.12, -1.12), aspect="equal")
     axes.axis("off")
-    return figure
 
 
 def association(run: Run) -> "Figure | None":
