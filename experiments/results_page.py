@@ -75,9 +75,9 @@ def page(
     rows_at = rows_by_setting(problems, paper)
     tables = {title: settings_of(paper_rows, name) for name, title in TABLES.items()}
     introduction, _, how = preface.strip().partition("\n\n")
-    lines = [introduction, "", *at_a_glance(tables, paper, rows_at), *pointer(batch_statistics)]
+    lines = [introduction, "", *at_a_glance(tables, paper, rows_at, batch_statistics), *pointer(batch_statistics)]
     lines += [pictures.strip(), ""] if pictures else []
-    lines += in_short(paper, rows_at)
+    lines += in_short(paper, rows_at, batch_statistics)
     lines += ["## How it was measured", "", how, ""] if how else []
     known = {name for name, _, _ in paper}
     for problem, own in problems.items():

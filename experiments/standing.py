@@ -1,7 +1,9 @@
 """How the rows of the paper's tables stand, in one table: reached, nearly, missed, not run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from measured import (
     ENOUGH_SEEDS,
@@ -13,6 +15,7 @@ from measured import (
     Printed,
     Row,
     Setting,
+    paper_key,
     rank,
     setting_of,
     unusual,
@@ -24,6 +27,7 @@ from bcfl.experiment.sweep import text_of, title_of
 
 REACHED, NEAR, MISSED, NOT_RUN = STANDINGS = ("at or above it", "within its deviation", "below it", "not run")
 OWN_DRAW = "our own draw"
+OWN_STATISTICS = "the clients' own BatchNorm statistics"
 MARKS = {REACHED: "✓", NEAR: "≈", MISSED: "✗"}
 GLANCE = (
     "Accuracy / macro F1 in percent, means over seeds, the paper's in brackets. "
@@ -36,8 +40,10 @@ SUMMARY = (
     "standard deviation, where it gives one. A method counts once, with the steps and rounds that the paper states and "
     "without racing, where it was run so; of several such rows with that of most seeds, then the most usual one (of "
     "FedSoft the one that draws as many clients for a cluster as the published code: 5 of 8, else 10). What is not as "
-    "usual stands behind its name, and so does where it stands with other work, if that is better with the same seeds, "
-    "and by the mean of the last ten rounds, too. FedAvg has no K: its runs are the same for every K of a problem. "
+    "usual stands behind its name, and so does where it stands with other work, if that is better with the same seeds "
+    "and by the mean of the last ten rounds, too, or with [the clients' own BatchNorm "
+    "statistics](#tested-as-the-published-code-tests), where that was measured and is better. FedAvg has no K: its "
+    "runs are the same for every K of a problem. "
     f"A raised figure is the number of seeds, where that is less than {ENOUGH_SEEDS}."
 )
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -47,6 +53,17 @@ OTHERWISE = (
 )
 
 Ends = Callable[[Row, str], list[float]]  # what a row has come to by a measure, seed by seed
+Tested = Sequence[Mapping[str, Any]]  # last models with other BatchNorm statistics, by batch_statistics.py
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """How a method stands, too, and with what else: with other work, or tested in another way."""
+
+    stands: str
+    figures: str
+    seeds: str  # a raised figure where they are few
+    how: str
 
 
 def shortfall(ours: Sequence[float], theirs: Printed) -> float:
@@ -62,17 +79,25 @@ def standing(row: Row, printed: Mapping[str, Printed], ends: Ends = Row.finals) 
 
 
 def at_a_glance(
-    tables: Mapping[str, Sequence[Setting]], paper: Paper, rows_at: Mapping[Setting, Sequence[Row]]
+    tables: Mapping[str, Sequence[Setting]],
+    paper: Paper,
+    rows_at: Mapping[Setting, Sequence[Row]],
+    tested: Tested = (),
 ) -> list[str]:
     """The paper's tables as it prints them, a line a method and a column a setting, with ours before its numbers."""
     lines = []
     for name, settings in tables.items():
         run = [key for key in settings if rows_at.get(key)]
         methods = dict.fromkeys(method for key in run for method in paper[key])
-        cells = [[method, *(_glance(method, paper[key], rows_at[key]) for key in run)] for method in methods]
-        columns = ["method", *map(_heading, run)]
+        lines_of, columns = {method: [method] for method in methods}, ["method"]
+        for key in run:
+            standings = {method: _glance(method, key, paper[key], rows_at[key], tested) for method in methods}
+            own = any(cells[1] for cells in standings.values())
+            columns += [_heading(key), f"there, with {OWN_STATISTICS}"][: 1 + own]
+            for method, cells in standings.items():
+                lines_of[method] += cells[: 1 + own]
         without = [", ".join(key[:2]) for key in settings if key not in run]
-        lines += [f"### {name}", "", *table(columns, cells), ""] if run else []
+        lines += [f"### {name}", "", *table(columns, lines_of.values()), ""] if run else []
         lines += [line for key in run for line in _not_as_usual(key, paper[key], rows_at[key])]
         lines += [f"Not run: {'; '.join(without)}.", ""] if run and without else []
     return ["## At a glance", "", GLANCE, "", *lines] if lines else []
@@ -84,19 +109,21 @@ def _heading(key: Setting) -> str:
     return f"{key[0]}, {drawn}"
 
 
-def _glance(method: str, methods: Mapping[str, Mapping[str, Printed]], rows: Sequence[Row]) -> str:
+def _glance(
+    method: str, key: Setting, methods: Mapping[str, Mapping[str, Printed]], rows: Sequence[Row], tested: Tested
+) -> tuple[str, str]:
+    """How a method stands there, and how it does with the clients' own BatchNorm statistics, where measured."""
     if method not in methods:
-        return ""
+        return "", ""
     printed = methods[method]
-    theirs = " / ".join(f"{printed[key].value:.2f}" for key in MEASURES)
+    theirs = _pair(printed[measure].value for measure in MEASURES)
     row = stands_for(method, rows)
     if row is None:
-        return f"{NOT_RUN} ({theirs})"
-    told = [f"{MARKS[standing(row, printed)]} {_figures(row)} ({theirs})"]
-    told += [
-        f"{MARKS[stands]} {_figures(one)} with {_changed(row, one)}" for stands, one in _better(row, printed, rows)
-    ]
-    return "; ".join(told)
+        return f"{NOT_RUN} ({theirs})", ""
+    told = [f"{MARKS[standing(row, printed)]} {_figures(row)}{few_seeds(row)} ({theirs})"]
+    told += [f"{MARKS[one.stands]} {one.figures}{one.seeds} with {one.how}" for one in _better(row, printed, rows)]
+    own = _with_own_statistics(key, row, printed, tested)
+    return "; ".join(told), f"{MARKS[own.stands]} {own.figures}{own.seeds}" if own else ""
 
 
 def _not_as_usual(key: Setting, methods: Mapping[str, Mapping[str, Printed]], rows: Sequence[Row]) -> list[str]:
@@ -110,13 +137,18 @@ def _not_as_usual(key: Setting, methods: Mapping[str, Mapping[str, Printed]], ro
         own = [method for method in told if told[method] == with_what]
         parts.append(f"{with_what} for {'all of BCFL' if own == of_bcfl else ', '.join(own)}")
     if usual:
-        figures = (f"{row.method} {MARKS[standing(row, methods[row.method])]} {_figures(row)}" for row in usual)
+        marked = ((row, MARKS[standing(row, methods[row.method])]) for row in usual)
+        figures = (f"{row.method} {mark} {_figures(row)}{few_seeds(row)}" for row, mark in marked)
         parts.append(f"with the defaults: {', '.join(figures)}")
     return [f"{_heading(key)}: {'; '.join(parts)}.", ""] if parts else []
 
 
 def _figures(row: Row) -> str:
-    return " / ".join(f"{fmean(row.finals(key)):.2f}" for key in MEASURES) + few_seeds(row)
+    return _pair(fmean(row.finals(key)) for key in MEASURES)
+
+
+def _pair(figures: Iterable[float]) -> str:
+    return " / ".join(f"{figure:.2f}" for figure in figures)
 
 
 def stands_for(method: str, rows: Iterable[Row]) -> Row | None:
@@ -124,7 +156,7 @@ def stands_for(method: str, rows: Iterable[Row]) -> Row | None:
     return min((row for row in rows if row.method == method), key=rank, default=None)
 
 
-def in_short(paper: Paper, rows_at: Mapping[Setting, Sequence[Row]]) -> list[str]:
+def in_short(paper: Paper, rows_at: Mapping[Setting, Sequence[Row]], tested: Tested = ()) -> list[str]:
     """One line for each setting of the paper: which of its rows stand how; `rows_at` holds what was run of them."""
     lines, elsewhere = [], []
     for key, methods in paper.items():
@@ -139,7 +171,10 @@ def in_short(paper: Paper, rows_at: Mapping[Setting, Sequence[Row]]) -> list[str
                 found[NOT_RUN].append(method)
                 continue
             stands = standing(row, printed)
-            found[stands].append(_named(row, _better(row, printed, rows)))
+            better, own = _better(row, printed, rows), _with_own_statistics(key, row, printed, tested)
+            if own and STANDINGS.index(own.stands) < STANDINGS.index(stands):
+                better.append(own)
+            found[stands].append(_named(row, better))
             moved += _lately(row, printed, stands)
         cells = [f"all {len(own)}" if own == list(methods) else ", ".join(own) for own in found.values()]
         lines.append([heading, *cells])
@@ -150,32 +185,48 @@ def in_short(paper: Paper, rows_at: Mapping[Setting, Sequence[Row]]) -> list[str
     return [*shown, OTHERWISE, "", *elsewhere, ""] if elsewhere else shown
 
 
-def _better(row: Row, printed: Mapping[str, Printed], rows: Iterable[Row]) -> list[tuple[str, Row]]:
-    """The rows of its method with other work that stand better, and how.
+def _better(row: Row, printed: Mapping[str, Printed], rows: Iterable[Row]) -> list[Otherwise]:
+    """With what other work its method stands better."""
+    return [
+        Otherwise(standing(other, printed), _figures(other), few_seeds(other), _changed(row, other))
+        for other in rows
+        if other.method == row.method and work_of(other) != work_of(row) and _surely_better(other, row, printed)
+    ]
 
-    Better than this one, than this one with their seeds, and by the last rounds as well, where all were tested.
-    """
-    found = []
-    for other in rows:
-        if other.method != row.method or work_of(other) == work_of(row):
-            continue
-        worse = [row, *filter(None, [row.with_draws_of(other)])]
-        ends = [ends for ends in (Row.finals, Row.lately) if all(ends(one, "accuracy") for one in (*worse, other))]
-        if all(_place(other, printed, by) < _place(one, printed, by) for by in ends for one in worse):
-            found.append((standing(other, printed), other))
-    return found
+
+def _with_own_statistics(key: Setting, row: Row, printed: Mapping[str, Printed], tested: Tested) -> Otherwise | None:
+    """How its last models do with BatchNorm's statistics of each client's own training examples, where measured."""
+    own = [
+        record["of_training"]
+        for record in tested
+        if (record["method"], paper_key(tuple(record["problem"]), record["clusters"] or key[2])) == (row.method, key)
+        and "of_training" in record
+        and record["seed"] in row.seeds
+    ]
+    if len(own) != len(row.runs):
+        return None
+    stands = standing(row, printed, lambda _, measure: [figures[measure] for figures in own])
+    figures = _pair(fmean(one[measure] for one in own) for measure in MEASURES)
+    return Otherwise(stands, figures, few_seeds(row), OWN_STATISTICS)
+
+
+def _surely_better(other: Row, row: Row, printed: Mapping[str, Printed]) -> bool:
+    """Than this row, than this one with its seeds, and by the last rounds as well, where all were tested."""
+    worse = [row, *filter(None, [row.with_draws_of(other)])]
+    ends = [ends for ends in (Row.finals, Row.lately) if all(ends(one, "accuracy") for one in (*worse, other))]
+    return all(_place(other, printed, by) < _place(one, printed, by) for by in ends for one in worse)
 
 
 def _place(row: Row, printed: Mapping[str, Printed], ends: Ends) -> int:
     return STANDINGS.index(standing(row, printed, ends))
 
 
-def _named(row: Row, better: Iterable[tuple[str, Row]]) -> str:
+def _named(row: Row, better: Iterable[Otherwise]) -> str:
     """The method with the number of its seeds, what is not as usual, and with what else it stands better, and how."""
     # What else tells it from other rows of the method; K stands in the heading.
     further = {key: value for key, value in row.settings.items() if key not in (*USUAL, "method.num_clusters")}
     told = [_told(unusual(row) | further)]
-    told += [f"{stands} with {_changed(row, other)}{few_seeds(other)}" for stands, other in better]
+    told += [f"{one.stands} with {one.how}{one.seeds}" for one in better]
     behind = "; ".join(filter(None, told))
     return row.method + few_seeds(row) + (f" ({behind})" if behind else "")
 

@@ -225,6 +225,26 @@ def test_the_papers_tables_are_shown_at_a_glance() -> None:
     assert at_a_glance({"Table 2": [elsewhere]}, paper, {here: rows}) == []  # a table of nothing
 
 
+def test_the_clients_own_statistics_stand_beside_where_they_were_measured() -> None:
+    here = ("cifar10", "label(4,10,0.1)", 4)
+    rows = rows_of([record("bcfl-mh-3", [0.2]), record("fedavg", [0.3])])
+    measured = {"problem": list(problem_of(rows[0].runs[0])), "seed": 0}
+    tested = [
+        {**measured, "method": "bcfl-mh-3", "clusters": 4, "of_training": {"accuracy": 50.0, "macro_f1": 30.0}},
+        {**measured, "method": "fedavg", "clusters": None, "of_training": {"accuracy": 40.0, "macro_f1": 21.0}},
+        {**measured, "method": "bcfl-mh-3", "clusters": 2, "of_training": {"accuracy": 60.0, "macro_f1": 40.0}},
+        {**measured, "method": "bcfl-mh-3", "clusters": 4, "of_batches": {"accuracy": 60.0, "macro_f1": 40.0}},
+    ]
+    lines = at_a_glance({"Table 1": [here]}, PAPER, {here: rows}, tested)
+    assert "| fedavg | ✗ 30.00 / 15.00¹ (40.00 / 21.50) | ✗ 40.00 / 21.00¹ |" in lines
+    assert "| bcfl-mh-3 | ✗ 20.00 / 10.00¹ (50.00 / 30.00) | ✓ 50.00 / 30.00¹ |" in lines
+    (short,) = (line for line in in_short(PAPER, {here: rows}, tested) if line.startswith("| cifar10"))
+    assert "bcfl-mh-3¹ (rounds 1; at or above it with the clients' own BatchNorm statistics¹)" in short
+    assert "fedavg¹ (rounds 1)," in short  # still below the paper's
+    joined = rows_of([record("bcfl-mh-3", [0.2], seed=seed) for seed in range(2)])
+    assert "own BatchNorm" not in "".join(at_a_glance({"Table 1": [here]}, PAPER, {here: joined}, tested[:1]))
+
+
 def test_the_page_begins_with_numbers_and_then_says_how_they_were_measured() -> None:
     with (ROOT / "experiments/paper.csv").open() as file:
         text = page([record("fedavg", [0.4])], list(csv.DictReader(file)), [], "First this.\n\nThen how.")
