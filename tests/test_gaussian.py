@@ -509,10 +509,24 @@ def test_enough_sigma_points_have_no_covariance(num_parameters: int, num_points:
 
 
 def test_too_few_sigma_points_share_signs() -> None:
-    # 4 points are 2 patterns: coordinates 0 and 2 lie 2 apart and move together, 0 and 1 do not.
+    # 4 points are 2 patterns: coordinates 0 and 2 lie 2 apart and move together or against each other, 0 and 1 do not.
     centred = sigma_points(Gaussian(vector(0, 0, 0), vector(1, 1, 1)), 4)
     covariance = centred.T @ centred / 4
-    assert covariance.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+    assert covariance.abs().tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+
+
+@pytest.mark.parametrize("num_points", [4, 16, 64])
+def test_few_sigma_points_vary_the_scores_of_a_layer_as_they_should(num_points: int) -> None:
+    """Rows of 1024 weights, a multiple of the number of patterns: were only these its signs, all classes' scores would
+    swing together, and by far too much."""
+    num_classes, width, precision = 10, 1024, 1000.0
+    layer = Gaussian(torch.zeros(num_classes * width), torch.full((num_classes * width,), precision))
+    inputs = torch.rand(40, width, generator=generator(30))  # not negative, as behind a ReLU
+    scores = sigma_points(layer, num_points).view(num_points, num_classes, width) @ inputs.T  # (point, class, example)
+    exact = inputs.square().sum(1) / precision
+    assert float((scores.var(0, correction=0) / exact).mean()) == pytest.approx(1, abs=0.3)
+    apart = scores - scores.mean(1, keepdim=True)  # what a softmax sees
+    assert float((apart.var(0, correction=0) / exact).mean()) == pytest.approx(1 - 1 / num_classes, abs=0.3)
 
 
 @pytest.mark.parametrize("num_points", [-2, 0, 1, 3])

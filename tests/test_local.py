@@ -67,6 +67,21 @@ def test_fit_finds_the_map_of_logistic_regression(momentum: float) -> None:
     )
 
 
+@pytest.mark.parametrize("momentum_state", ["fresh", "client"])
+def test_many_short_trainings_come_to_the_same_map(momentum_state: str) -> None:
+    """A proximal term counts the same whether momentum goes on or begins anew every ten steps."""
+    model, examples = FlatModel(build(linear, 0)), tiny_examples()
+    prior = Gaussian(torch.zeros(len(model.vector)), torch.full((len(model.vector),), 3.0))
+    training = replace(FULL, local_steps=10, learning_rate=0.2, momentum_state=momentum_state)
+    theta, momentum = prior.mean, None
+    for _ in range(300):
+        posterior, after = local.fit(
+            model, theta, prior, examples, training, generator(0), curvature=False, momentum=momentum
+        )
+        theta, momentum = posterior.mean, after if momentum_state == "client" else None
+    assert torch.allclose(theta.double(), objective_minimum(prior, examples), atol=2e-4)
+
+
 def gaussian_columns(information: Tensor, estimate: Tensor) -> nn.Module:
     """A module whose mean cross-entropy is, to second order at the estimate, a diagonal quadratic in its parameters."""
 

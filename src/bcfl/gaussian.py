@@ -258,12 +258,14 @@ def sample(belief: Gaussian, num_samples: int, generator: torch.Generator) -> Te
 
 
 def sigma_points(belief: Gaussian, num_points: int) -> Tensor:
-    """Equally weighted points μ ± σ∘s whose mean and variances are exactly the belief's, without chance.
+    """Equally weighted points μ ± σ∘s whose mean and variances are exactly the belief's, the same at every call.
 
     The sign patterns s are rows of a Hadamard matrix, s_l[p] = (−1)^popcount(l & p), so covariances between
-    different coordinates vanish as well when num_points is a multiple of 2·2^⌈log₂ parameters⌉; with fewer points
-    coordinates that lie a multiple of a power of two apart share their signs. `num_points` is even; a flat
-    coordinate stays at its mean.
+    different coordinates vanish as well when num_points is a multiple of 2·2^⌈log₂ parameters⌉. With fewer points
+    coordinates that lie a multiple of a power of two apart have one pattern, up to a sign that is drawn for each
+    coordinate once and for all: so what a layer sums up, whose rows are a power of two long, varies as it should. With
+    more points than patterns the patterns come again: moments beyond the second stay wrong, however many there are.
+    `num_points` is even; a flat coordinate stays at its mean.
     """  # (point, ..., parameter)
     if num_points < 2 or num_points % 2:
         raise ValueError(f"num_points must be an even number ≥ 2, got {num_points}")
@@ -273,7 +275,8 @@ def sigma_points(belief: Gaussian, num_points: int) -> Tensor:
     while shift:  # parity of the bits by folding the word onto itself
         bits = bits ^ (bits >> shift)
         shift //= 2
-    signs = (1 - 2 * (bits & 1)).to(belief.mean.dtype)
+    own = torch.randint(2, (belief.mean.shape[-1],), generator=torch.Generator().manual_seed(0))  # (parameter,)
+    signs = (1 - 2 * ((bits ^ own) & 1)).to(belief.mean.dtype)
     signs = signs.view(half, *[1] * (belief.mean.dim() - 1), -1)
     offset = signs * _deviation(belief)
     return torch.cat([belief.mean + offset, belief.mean - offset])

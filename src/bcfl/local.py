@@ -96,8 +96,9 @@ def fit(
     is averaging by examples. The statistics' precision is N too, whatever the prior's.
 
     The quadratic term is applied as a proximal (implicit) step, θ ← θ + w(mean − θ) with w = a/(1+a) and
-    a = lr/(1−momentum) · precision/N. It has the same fixed point as the gradient step, and stays stable however
-    strong the prior is: an explicit step would blow up once lr · precision/N exceeds a few units.
+    a = lr/(1−momentum) · precision/N, where momentum is fresh lr·(1−momentumᵗ)/(1−momentum) · precision/N in step t.
+    It has the same fixed point as the gradient step, and stays stable however strong the prior is: an explicit step
+    would blow up once lr · precision/N exceeds a few units.
     """
     num_parameters, num_examples = model.num_parameters, len(examples)
     num_steps = num_steps or training.local_steps
@@ -107,14 +108,15 @@ def fit(
     if momentum is not None:
         velocity.copy_(momentum)
     prior_mean = prior.mean[:num_parameters]
-    pull = proximal_pull(prior.precision[:num_parameters], num_examples, training)
+    full_pull = proximal_pull(prior.precision[:num_parameters], num_examples, training)
     by_batches = curvature and not needs_exact_fisher(training, num_examples)
     fisher = torch.zeros(num_parameters) if by_batches else None
 
     with model.living_in(mean):
         model.seed(generator)
         model.module.train()
-        for rows in batches(num_examples, training.batch_size, num_steps, generator):
+        for step, rows in enumerate(batches(num_examples, training.batch_size, num_steps, generator), 1):
+            pull = pull_in_step(step, full_pull, training)
             x, y = examples.batch(rows)
             for part, gradient in model.gradients(F.cross_entropy(model.module(x), y)):
                 if fisher is not None:
@@ -154,6 +156,18 @@ def proximal_pull(precision: Tensor, num_examples: int | Tensor, training: Train
     for part, known in blocks(pull, precision):  # 1/(1 + 1/a) is a/(1+a), also where the precision is 0 or infinite
         torch.mul(known, scale, out=part).reciprocal_().add_(1).reciprocal_()
     return pull
+
+
+def pull_in_step(step: int, pull: Tensor | None, training: Training) -> Tensor | None:
+    """The weights w of the proximal step, in the t-th step: less in the first ones of a training with fresh momentum.
+
+    The gradient has not come to its full rate lr/(1−momentum) there, but to the part c = 1 − momentumᵗ of it; with the
+    full pull a prior would count more than twice in ten steps. From w = a/(1+a), that of c·a is c·w/(1 − (1−c)·w).
+    """
+    if pull is None or training.momentum_state != "fresh":
+        return pull
+    part = 1 - training.momentum**step
+    return part * pull / (1 - (1 - part) * pull)
 
 
 def needs_exact_fisher(training: Training, num_examples: int) -> bool:

@@ -281,6 +281,17 @@ def test_min_weight_and_max_hypotheses_prune() -> None:
         assert len(state.log_weight) == count
 
 
+def test_a_start_that_is_too_light_leaves_its_place_to_a_heavier_story(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one start both stories are likely; the other has a place by precedence, and not the weight to keep it."""
+    clients = pulled_clients(TARGETS[:1], SIZES[:1], STARTS)
+    scores = torch.tensor([[0.0, -0.4, -3.5, -9.0]], dtype=torch.float64)
+    monkeypatch.setattr(clients, "score", lambda models, *rest: scores)
+    for min_weight, families in ((0.0, [0, 1]), (0.05, [0, 0])):
+        method = BCFL(2, "multi", 2, temperature="none", min_weight=min_weight)
+        state, _ = method.round(method.init(clients), clients)
+        assert state.family.tolist() == families
+
+
 @pytest.mark.parametrize(("strategy", "count"), [("greedy", 1), ("multi", 3), ("consensus", 2)])
 def test_cluster_size_limits_hold_for_every_strategy(strategy: Any, count: int) -> None:
     alike = pulled_clients(TARGETS[[0, 0, 0]], SIZES, STARTS)  # all would be in the first cluster
@@ -546,6 +557,17 @@ def test_more_points_keep_the_memory() -> None:
     assert torch.allclose(refined.log_weight, one.log_weight, atol=1e-4)
     forgetful = remembering(rounds, starts, BCFL(evidence_points=4, **{**sure, "stay": None}))[-1]
     assert not torch.allclose(forgetful.log_weight, one.log_weight, atol=1e-1)
+
+
+def test_the_memory_of_several_points_hangs_on_no_temperature() -> None:
+    starts, rounds = world(3, 1, 4, 2)
+    several = {"evidence_points": 4, "prior_precision": 1.0, "stay": 0.8}
+    pure, tempered = (
+        remembering(rounds, starts, BCFL(2, "greedy", 1, temperature=temperature, **several))[-1].membership
+        for temperature in ("none", 5.0)
+    )
+    assert torch.allclose(tempered, pure)
+    assert not torch.allclose(pure, torch.full_like(pure, 0.5), atol=0.1)
 
 
 def test_learned_stays_and_moves_are_counted_and_fade() -> None:

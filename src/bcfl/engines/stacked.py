@@ -196,8 +196,8 @@ class Stack:
                 fisher.addcmul_(gradient, gradient, value=size / num_steps)
             velocity.mul_(training.momentum).add_(gradient)
             theta.sub_(velocity, alpha=training.learning_rate)
-            if pull is not None:
-                theta.lerp_(prior_mean, pull)
+            if (own_pull := local.pull_in_step(step + 1, pull, training)) is not None:
+                theta.lerp_(prior_mean, own_pull)
 
         vector = torch.cat([theta, statistics], 1)
         if first.curvature:

@@ -131,8 +131,11 @@ class BCFL:
             # scored on noise, and an untrained one, of precision 0, at its mean.
             drawn_from = varied(prior_of(drawn_from, 1 - self.forgetting, size), size, size, LEAST_PRECISION)
         points, log_alpha = evidence_points(drawn_from, self.evidence_points, self.evidence_kind, random)
+        num_candidates = self.max_hypotheses * (CANDIDATES if refined else 1)
+        if self.min_weight:  # a family's best story may go for its weight, and leaves its place to another then
+            num_candidates += len(state.family.unique()) - 1
         if self.racing:
-            scores = _raced_scores(state, clients, self)
+            scores = _raced_scores(state, clients, self, num_candidates)
         else:
             scores = clients.score(points.flatten(0, 1), self.scoring_examples)  # (client, point × belief)
         scores = temper_scores(scores, clients.num_examples, self.temperature)[present]
@@ -140,7 +143,6 @@ class BCFL:
         memory = None if self.stay is None else Memory(self.stay, self.scoring_examples, self.temperature)
         log_prior = _NO_PRIOR if memory is None else memory.log_prior(state, clients)  # of the clients' places
         cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1) - log_prior
-        num_candidates = self.max_hypotheses * (CANDIDATES if refined else 1)
         margin = -math.log(self.give_up_weight)
         absent = state.assignment.masked_fill(present, -1)[..., None] == torch.arange(self.num_clusters)
         kept = branch(
@@ -153,11 +155,11 @@ class BCFL:
         kept = prune(kept, self.max_hypotheses, self.min_weight, state.family, margin)
         assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
         assignment[:, present] = kept.assignment
-        remembered = {} if memory is None else memory.remember(state, clients, cost, kept)
+        remembered = {} if memory is None else memory.remember(state, clients, scores, log_alpha, kept)
         return Branches(kept.parent, assignment, kept.log_weight), remembered
 
 
-def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL) -> Tensor:
+def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL, num_candidates: int) -> Tensor:
     """Scores that lead to the same hypotheses as full ones, and nearly the same weights, but for `method.racing`.
 
     A belief that cannot be part of them is impossible. A client with one belief left shifts all weights alike: what its
@@ -171,7 +173,7 @@ def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL) -> Tensor:
         temper_scores(clients.num_examples, clients.num_examples, method.temperature),
         state.model_of[told],
         state.log_weight[told],
-        method.max_hypotheses,
+        num_candidates,
         method.racing,
         0.0 if method.min_weight else TOLERANCE,  # what is dropped by its weight must not hang on a nearly right one
     )

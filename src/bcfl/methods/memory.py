@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bcfl.association import Branches
-from bcfl.evidence import Temperature
+from bcfl.evidence import Temperature, client_evidence
 from bcfl.federation import Clients, Hypotheses
 from bcfl.transition import FADING, Stay, evidence_power, expected_stays, learned_stay, predict
 
@@ -25,12 +25,19 @@ class Memory:
         log_prior = predict(membership, stay).log()
         return (self._power(clients)[:, None] * log_prior)[:, clients.present]  # (hypothesis, client, cluster)
 
-    def remember(self, state: Hypotheses, clients: Clients, cost: Tensor, kept: Branches) -> dict[str, Tensor]:
-        """The fields of the next state that tell where its clients are, and how often they have stayed so far."""
+    def remember(
+        self, state: Hypotheses, clients: Clients, scores: Tensor, log_point_weight: Tensor, kept: Branches
+    ) -> dict[str, Tensor]:
+        """The fields of the next state that tell where its clients are, and how often they have stayed so far.
+
+        `scores` are tempered, (present client, belief, point). Here the temperature is taken out again, before points
+        are put together: a filter by Bayes' rule has none.
+        """
         before, stay = self._recall(state)
         present = clients.present
         after = predict(before, stay)
-        after[:, present] = (-cost / self._power(clients)[present, None]).softmax(-1)
+        evidence = client_evidence(scores / self._power(clients)[present, None, None], log_point_weight)
+        after[:, present] = (evidence[:, state.model_of].transpose(0, 1) + after[:, present].log()).softmax(-1)
         memory = {"membership": after[kept.parent]}
         if self.stay == "learn":
             stays = expected_stays(before, stay, after)[kept.parent]  # (hypothesis, client)
