@@ -7,7 +7,7 @@ logarithms throughout. The assignment of client j in hypothesis h is `assignment
 import heapq
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 ClusterSize = tuple[int, int]  # fewest and most clients in every cluster
+Search = Literal["exact", "one_change"]
 Counts = npt.NDArray[np.int64]  # (cluster,)
 
 
@@ -48,7 +49,18 @@ def k_best_assignments(cost: Tensor, k: int, cluster_size: ClusterSize | None = 
 
     Sums are taken in float64: totals that differ by less than their rounding count as equal.
     """
-    ranked = _rank(cost, k, cluster_size)
+    return _in_full(_rank(cost, k, cluster_size))
+
+
+def one_change_assignments(cost: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The best assignment and the cheapest single changes of it: the paper's heuristic, for comparison only.
+
+    From the fourth entry on it can miss assignments in which two clients change together.
+    """
+    return _in_full(_rank(cost, k, None, search="one_change"))
+
+
+def _in_full(ranked: _Ranked) -> tuple[Tensor, Tensor]:
     assignments = ranked.best.expand(len(ranked.totals), -1).clone()
     for rank, changes in enumerate(ranked.changes):
         for client, cluster in changes:
@@ -56,12 +68,20 @@ def k_best_assignments(cost: Tensor, k: int, cluster_size: ClusterSize | None = 
     return assignments, torch.tensor(ranked.totals, dtype=torch.float64)
 
 
-def _rank(cost: Tensor, k: int, cluster_size: ClusterSize | None, elsewhere: Tensor | None = None) -> _Ranked:
+def _rank(
+    cost: Tensor,
+    k: int,
+    cluster_size: ClusterSize | None,
+    elsewhere: Tensor | None = None,
+    search: Search = "exact",
+) -> _Ranked:
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     best_cost, best = _cheapest_clusters(cost)
     if cluster_size is not None:
         return _rank_limited(cost, k, *_places(cost, cluster_size, elsewhere))
+    if search == "one_change":
+        return _rank_one_change(cost, best_cost, best, k)
     return _rank_free(cost, best_cost, best, k)
 
 
@@ -119,6 +139,15 @@ def _rank_free(cost: Tensor, best_cost: Tensor, best: Tensor, k: int) -> _Ranked
             if i < len(extra) and r < len(extra[i]) and extra[i][r] < math.inf:
                 heapq.heappush(queue, (head_total + extra[i][r], (*head, (i, r)), head_total))
     return _Ranked(best, totals, changes)
+
+
+def _rank_one_change(cost: Tensor, best_cost: Tensor, best: Tensor, k: int) -> _Ranked:
+    base = float(best_cost.sum(dtype=torch.float64))
+    extra = (cost - best_cost[:, None]).scatter(1, best[:, None], math.inf).flatten()
+    order = extra.argsort(stable=True)[: k - 1]
+    order = order[extra[order].isfinite()]
+    changes = [[divmod(place, cost.shape[1])] for place in order.tolist()]
+    return _Ranked(best, [base, *(base + dear for dear in extra[order].tolist())], [[], *changes])
 
 
 def _places(cost: Tensor, cluster_size: ClusterSize, elsewhere: Tensor | None) -> tuple[Counts, Counts]:
@@ -183,24 +212,6 @@ def _rank_limited(cost: Tensor, k: int, least: Counts, room: Counts) -> _Ranked:
     return _Ranked(torch.tensor(best), totals, changes)
 
 
-def one_change_assignments(cost: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The best assignment and the cheapest single changes of it: the paper's heuristic, for comparison only.
-
-    From the fourth entry on it can miss assignments in which two clients change together.
-    """
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    best_cost, best = _cheapest_clusters(cost)
-    extra = (cost - best_cost[:, None]).scatter(1, best[:, None], math.inf).flatten()
-    order = extra.argsort(stable=True)[: k - 1]
-    order = order[extra[order].isfinite()]
-    assignments = best.expand(len(order) + 1, -1).clone()
-    client, cluster = order // cost.shape[1], order % cost.shape[1]
-    assignments[torch.arange(1, len(order) + 1), client] = cluster
-    totals = torch.cat([torch.zeros(1, dtype=torch.float64), extra[order].double()])
-    return assignments, totals + best_cost.sum(dtype=torch.float64)
-
-
 @dataclass(frozen=True)
 class Branches:
     """Weighted stories about one round: which past hypothesis each continues, and who is where now."""
@@ -223,6 +234,7 @@ def branch(
     family: Tensor | None = None,
     family_margin: float = 0.0,
     elsewhere: Tensor | None = None,
+    search: Search = "exact",
 ) -> Branches:
     """The k likeliest continuations of all past hypotheses together, best first (eq. DA_optimization).
 
@@ -236,6 +248,9 @@ def branch(
 
     `elsewhere` (hypothesis, cluster) counts clients that keep their clusters without being asked: `cluster_size` counts
     them, too. A cluster then has fewer than the fewest only while there are too few clients to give all as many.
+
+    With `search` "one_change" a past hypothesis' continuations are the best and single changes of it, as in
+    `one_change_assignments`; it knows no `cluster_size`.
     """
     if log_weight.dim() != 1 or cost.dim() != 3 or len(log_weight) != len(cost) or not len(cost):
         shapes = f"{tuple(log_weight.shape)} and {tuple(cost.shape)}"
@@ -244,7 +259,7 @@ def branch(
     if not all(weight < math.inf for weight in past) or max(past) == -math.inf:
         raise ValueError("log_weight must not hold NaN or +∞, and at least one entry must be finite")
     ranked = {
-        h: _rank(cost[h], k, cluster_size, None if elsewhere is None else elsewhere[h])
+        h: _rank(cost[h], k, cluster_size, None if elsewhere is None else elsewhere[h], search)
         for h, weight in enumerate(past)
         if weight > -math.inf
     }

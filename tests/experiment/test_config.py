@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
@@ -136,6 +136,13 @@ def test_settings_younger_than_published_runs_leave_their_names_as_they_were() -
 def test_racing_is_refused_where_it_would_not_be_right(other: dict[str, object]) -> None:
     assert "method.racing must be 0 (off), or in (0, 1) with" in refusal({"method": {"racing": 0.1, **other}})
     parse_config({"method": {"racing": 0.0, **other}})
+
+
+@pytest.mark.parametrize("other", [{"racing": 0.01}, {"cluster_size": [1, 9]}])
+def test_the_papers_heuristic_goes_without_what_needs_all_of_the_best(other: dict[str, Any]) -> None:
+    method = {"name": "bcfl-mh-3", "search": "one_change"}
+    assert parse_config({"method": method}).method["search"] == "one_change"
+    assert "method.search must be" in refusal({"method": {**method, **other}})
 
 
 @pytest.mark.parametrize("key", ["sigma", "alpha", "smoothing", "selection"])

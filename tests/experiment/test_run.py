@@ -476,6 +476,13 @@ def test_trainings_that_diverge_are_told_once(caplog: pytest.LogCaptureFixture, 
     assert [record.message for record in caplog.records] == ([said] if scale > 1 else [])
 
 
+def test_precisions_that_grow_without_end_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    growing = ("method.name=bcfl-g", "method.num_clusters=1", "method.fusion=product", "experiment.rounds=60")
+    start(small_config(*growing, "experiment.evaluate_every=60"), None, num_workers=1)
+    (said,) = (record.message for record in caplog.records)
+    assert said.endswith("or method.forgetting near 1: with method.fusion product precisions may grow without end")
+
+
 def test_a_run_that_has_begun_keeps_its_folder_though_it_cannot_begin_again(tmp_path: Path) -> None:
     path, net = tmp_path / "run", mlp()
     start(small_config().with_rounds(1), path, num_workers=1)

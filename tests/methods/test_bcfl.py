@@ -281,6 +281,13 @@ def test_min_weight_and_max_hypotheses_prune() -> None:
         assert len(state.log_weight) == count
 
 
+def test_the_papers_heuristic_changes_one_client_of_the_best_story() -> None:
+    for search, furthest in (("exact", [0, 1, 1, 1, 2, 2, 2, 3]), ("one_change", [0, 1, 1, 1])):
+        method = BCFL(2, "multi", 8, initial="same", search=search)
+        _, info = method.round(method.init(tiny()), tiny())
+        assert sorted((info.assignment != info.assignment[0]).sum(1).tolist()) == furthest
+
+
 def test_a_start_that_is_too_light_leaves_its_place_to_a_heavier_story(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one start both stories are likely; the other has a place by precedence, and not the weight to keep it."""
     clients = pulled_clients(TARGETS[:1], SIZES[:1], STARTS)

@@ -31,6 +31,7 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("experiment", "mixture"): False,
     ("method", "stay"): None,
     ("method", "racing"): 0.0,
+    ("method", "search"): "exact",
 }
 MODEL_FOR = {
     "digits": "mlp",
@@ -373,6 +374,11 @@ def _check_ranges(config: Config) -> None:
             and config.method["cluster_size"] is None
             and config.method["stay"] is None,  # memory needs how likely every cluster is, not only the likely ones
             "0 (off), or in (0, 1) with evidence_points = 1 and without cluster_size or stay",
+        )
+    if config.method.get("search") == "one_change":
+        rules["method.search"] = (
+            not config.method["racing"] and config.method["cluster_size"] is None,
+            '"exact" where there is racing or cluster_size',
         )
     if "held_out" in config.method:
         rules["method.held_out"] = (0 < config.method["held_out"] < 1, "in (0, 1)")

@@ -296,7 +296,7 @@ def _rounds(
             record |= summarise(engine.evaluate(*state.points(), index))
             if experiment.mixture:
                 record["mixture"] = summarise(engine.evaluate(*mixtures(state, info), index))
-        _tell_rejected(history, record)
+        _tell_rejected(history, record, config.method.get("fusion"))
         history.append(record)
         seconds = time.perf_counter() - began
         if folder:
@@ -324,12 +324,15 @@ def _tell_memory(models: Gaussian) -> None:
                        f"{there / 1e9:.1f}: take a smaller model, or fewer clusters or hypotheses")  # fmt: skip
 
 
-def _tell_rejected(history: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+def _tell_rejected(history: Sequence[Mapping[str, Any]], record: Mapping[str, Any], fusion: str | None) -> None:
     """In the first round in which trainings went off, their user is told; the run goes on, as others may in a sweep."""
     work = record["work"]
     if work["rejected"] and not any(past["work"]["rejected"] for past in history):
+        remedy = "a smaller training.learning_rate"
+        if fusion == "product":  # of a cluster of n it multiplies the precision by n(1 − forgetting) each round
+            remedy += ", or method.forgetting near 1: with method.fusion product precisions may grow without end"
         logger.warning(f"round {record['round']}: {work['rejected']} of {work['trainings']} trainings did not stay "
-                       "finite and are left out: try a smaller training.learning_rate")  # fmt: skip
+                       f"finite and are left out: try {remedy}")  # fmt: skip
 
 
 def _association_record(state: Hypotheses, before: Tensor, group: Tensor | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bcfl.association import Branches, branch, prune, reweight
+from bcfl.association import Branches, Search, branch, prune, reweight
 from bcfl.evidence import (
     LEAST_PRECISION,
     PointKind,
@@ -68,6 +68,7 @@ class BCFL:
     give_up_weight: float = 0.01
     min_weight: float = 0.0  # hypotheses below it are dropped
     cluster_size: tuple[int, int] | None = None  # fewest and most clients of every cluster
+    search: Search = "exact"  # "one_change": the paper's heuristic, for comparison: it misses some of the best
     # The probability per round that scoring less changes what is kept; 0: every model is scored in full.
     racing: float = 0.0
     # The probability that a client stays in its cluster from one round to the next, or "learn" it. None: no memory.
@@ -146,7 +147,7 @@ class BCFL:
         margin = -math.log(self.give_up_weight)
         absent = state.assignment.masked_fill(present, -1)[..., None] == torch.arange(self.num_clusters)
         kept = branch(
-            state.log_weight, cost, num_candidates, self.cluster_size, state.family, margin, elsewhere=absent.sum(1)
+            state.log_weight, cost, num_candidates, self.cluster_size, state.family, margin, absent.sum(1), self.search
         )
         if refined:
             joint = hypothesis_evidence(scores, log_alpha, kept.assignment, state.model_of[kept.parent])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
-from bcfl.gaussian import flat
+from bcfl.gaussian import Gaussian, flat
 from bcfl.methods.clustering import k_means
 from bcfl.methods.training import FusionStack, draw_starts, single_story, unit
 from bcfl.randomness import stream_seed
@@ -17,7 +17,7 @@ from bcfl.randomness import stream_seed
 class IFCA:
     """K models; each client trains the one with the least loss on its data; a model is its clients' mean.
 
-    Clients count by their numbers of examples.
+    Every client counts the same; BatchNorm's statistics are averaged by examples.
     """
 
     num_clusters: int = 4
@@ -32,7 +32,10 @@ class IFCA:
         folds = FusionStack(state.models, state.models, torch.arange(self.num_clusters), "product")
         for choice in clients.fit_best(flat(state.models.mean), 0.0, False, self.scoring_examples):
             assignment[0, choice.client] = choice.belief
-            folds.add(choice.belief, choice.posterior)
+            if choice.posterior is not None:
+                precision = choice.posterior.precision.clone()  # the number of examples, everywhere
+                precision[: clients.num_parameters] = 1
+                folds.add(choice.belief, Gaussian(choice.posterior.mean, precision))
         new = single_story(folds.results(), assignment)
         return new, one_story(new)
 
