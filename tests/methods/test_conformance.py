@@ -268,21 +268,16 @@ def final(name: str, equal: bool = False, **options: Any) -> Hypotheses:
         return run(method_of(name, **options), engine, 3)
 
 
-def test_ifca_with_one_cluster_is_fedavg() -> None:
-    one, average = final("ifca", num_clusters=1), final("fedavg")
-    assert torch.equal(one.models.mean, average.models.mean)
-    assert torch.equal(one.models.precision, average.models.precision)
-    assert torch.equal(one.assignment, average.assignment)
-
-
 def test_wecfl_with_one_cluster_is_fedavg() -> None:
     assert torch.allclose(final("wecfl", num_clusters=1).models.mean, final("fedavg").models.mean, atol=1e-6)
 
 
-def test_fesem_with_one_cluster_is_fedavg_among_equal_clients() -> None:
-    one, average = final("fesem", True, num_clusters=1), final("fedavg", True)
+@pytest.mark.parametrize("name", ["fesem", "ifca"])
+def test_plain_means_with_one_cluster_are_fedavg_among_equal_clients(name: str) -> None:
+    one, average = final(name, True, num_clusters=1), final("fedavg", True)
     assert torch.allclose(one.models.mean, average.models.mean, atol=1e-6)
-    one, average = final("fesem", num_clusters=1), final("fedavg")
+    assert torch.equal(one.assignment, average.assignment)
+    one, average = final(name, num_clusters=1), final("fedavg")
     assert not torch.allclose(one.models.mean, average.models.mean, atol=1e-4)
 
 
