@@ -1,5 +1,6 @@
 """How the rows of the paper's tables stand, in one table: reached, nearly, missed, not run."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -97,10 +98,23 @@ def at_a_glance(
             for method, cells in standings.items():
                 lines_of[method] += cells[: 1 + own]
         without = [", ".join(key[:2]) for key in settings if key not in run]
-        lines += [f"### {name}", "", *table(columns, lines_of.values()), ""] if run else []
+        lines += (
+            [f"### {name}", "", *table(columns, lines_of.values()), "", *_counted(run, paper, rows_at)] if run else []
+        )
         lines += [line for key in run for line in _not_as_usual(key, paper[key], rows_at[key])]
         lines += [f"Not run: {'; '.join(without)}.", ""] if run and without else []
     return ["## At a glance", "", GLANCE, "", *lines] if lines else []
+
+
+def _counted(run: Sequence[Setting], paper: Paper, rows_at: Mapping[Setting, Sequence[Row]]) -> list[str]:
+    """How many rows of these settings stand how."""
+    found = Counter(
+        standing(row, printed) if (row := stands_for(method, rows_at[key])) else NOT_RUN
+        for key in run
+        for method, printed in paper[key].items()
+    )
+    told = ", ".join(f"{found[name]} {name}" for name in STANDINGS if found[name])
+    return [f"Of these {found.total()} rows, beside the paper's number: {told}.", ""]
 
 
 def _heading(key: Setting) -> str:

@@ -219,6 +219,8 @@ def test_the_papers_tables_are_shown_at_a_glance() -> None:
         "| bcfl-mh-3 | ✗ 20.00 / 10.00¹ (50.00 / 30.00); ✓ 70.00 / 35.00¹ with local_steps 20 |",
         "| wecfl | not run (40.00 / 21.50) |",
         "",
+        "Of these 3 rows, beside the paper's number: 1 at or above it, 1 below it, 1 not run.",
+        "",
         "Not run: digits_five, feature(5,2).",
         "",
     ]
