@@ -1,5 +1,6 @@
 """The command line as its users meet it: one clear line for what is wrong, tables and JSON for what is right."""
 
+import builtins
 import contextlib
 import errno
 import json
@@ -279,6 +280,21 @@ def test_an_interruption_names_the_way_on(capsys: pytest.CaptureFixture[str], mo
     assert capsys.readouterr().err == "bcfl: interrupted; continue the run with `bcfl resume run`\n"
     monkeypatch.setitem(COMMANDS, "list", interrupt)
     assert call(["list", "methods"]) == 130
+    assert capsys.readouterr().err == "bcfl: interrupted\n"
+
+
+def test_an_interruption_while_torch_loads_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = builtins.__import__
+
+    def interrupted(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        if name == "bcfl" and "commands" in (fromlist or ()):
+            raise KeyboardInterrupt
+        return load(name, globals, locals, fromlist, level)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    assert main(["list", "methods"]) == 130
     assert capsys.readouterr().err == "bcfl: interrupted\n"
 
 

@@ -226,7 +226,10 @@ def test_a_kept_run_is_never_written_over(tmp_path: Path) -> None:
     bcfl.train(small_net, federation(), out=tmp_path / "run", **QUICK)
     path = tmp_path / "run"
     for changes, says in (
-        ({}, f"already holds this run, complete: read it with bcfl.load('{path}', …)"),
+        (
+            {},
+            f"already holds this run, complete: read it with `bcfl resume {path}`, or bcfl.load('{path}', …) in Python",
+        ),
         ({"seed": 1}, "already holds another run: experiment.seed is 0 there, 1 here; choose another folder"),
         ({"method": "bcfl-g"}, 'already holds another run: method.name is "bcfl-mh-3" there, "bcfl-g" here;'),
         ({"stay": 0.9}, "already holds another run: method.stay is off there, 0.9 here;"),

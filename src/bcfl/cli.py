@@ -405,8 +405,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    from bcfl import commands
-
+    try:
+        from bcfl import commands
+    except KeyboardInterrupt:  # torch takes a while to load
+        return _complain("interrupted", 130)
     try:
         code = commands.COMMANDS[options.command](options)
         sys.stdout.flush()

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from small_runs import FEDERATIONS, files_in, outcome, small_config
 from torch import nn
 
 from bcfl.data.datasets import load
+from bcfl.engines.simulator import Simulator
 from bcfl.experiment import store
 from bcfl.experiment.config import Config
 from bcfl.experiment.problem import Split, prepare
@@ -32,6 +33,7 @@ from bcfl.experiment.run import (
 )
 from bcfl.experiment.store import RunFolder, TakenError
 from bcfl.experiment.sweep import plan, sweep
+from bcfl.methods.bcfl import BCFL
 from bcfl.models import mlp
 
 
@@ -474,6 +476,36 @@ def test_trainings_that_diverge_are_told_once(caplog: pytest.LogCaptureFixture, 
     start(small_config("method.name=fedavg"), None, clients=clients, num_workers=1)
     said = "round 1: 1 of 8 trainings did not stay finite and are left out: try a smaller training.learning_rate"
     assert [record.message for record in caplog.records] == ([said] if scale > 1 else [])
+
+
+def test_a_warm_up_that_diverges_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    start(small_config("method.name=bcfl-g-w", "training.learning_rate=1e30"), None, num_workers=1)
+    assert [record.message.partition(" trainings")[0] for record in caplog.records] == ["round 0: 8 of 8"]
+
+
+def test_what_a_model_raises_in_mid_run_names_the_way_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+
+    def fail(error: Exception) -> Callable[..., None]:
+        def evaluate(*_: object) -> None:
+            raise error
+
+        return evaluate
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulator, "evaluate", fail(KeyError("own")))
+        with pytest.raises(KeyError) as caught:
+            start(small_config(), path, num_workers=1)
+        assert caught.value.__notes__ == [f"The rounds until then are kept: continue the run with `bcfl resume {path}`"]
+        full = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+        patch.setattr(Simulator, "evaluate", fail(full))
+        with pytest.raises(RunStoppedError, match=rf"not enough memory; .*with `bcfl resume {path}`$"):
+            resume(path, num_workers=1)
+        patch.setattr(BCFL, "init", fail(full))
+        with pytest.raises(ValueError, match="not enough memory for the run's first models"):
+            start(small_config(), tmp_path / "other", num_workers=1)
+        assert list((tmp_path / "other").iterdir()) == []  # free for another
+    assert resume(path, num_workers=1).history[-1]["round"] == 3
 
 
 def test_precisions_that_grow_without_end_are_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import files_in
 
 import bcfl
 from bcfl.experiment import store
@@ -186,6 +187,18 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         folder.lines("rounds.jsonl")
 
 
+def test_a_damaged_line_before_a_sound_checkpoint_is_in_its_owners_hands(tmp_path: Path) -> None:
+    """An older checkpoint would not mend it, and to begin again would lose what is there."""
+    folder = a_run(tmp_path / "run")
+    path = folder.path / "rounds.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"x" * (len(lines[1]) - 1) + b"\n" + b"".join(lines[2:]))
+    before = {item: item.read_bytes() for item in files_in(folder.path)}
+    with pytest.raises(ValueError, match=rf"damaged at line 2: mend it, or delete {folder.path} to run it again"):
+        folder.standing()
+    assert {item: item.read_bytes() for item in files_in(folder.path)} == before
+
+
 def test_a_file_that_cannot_be_opened_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = a_run(tmp_path / "run")
 
@@ -257,7 +270,7 @@ def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
         (same_run, {"method": {"name": "bcfl-g", "stay": None}}, 'another run: method.stay is off there, "none" here'),
         (foreign, CONFIG, "something else"),
         (listing, CONFIG, "something else"),
-        (same_run, CONFIG, "this run, unfinished: continue it with `bcfl resume`"),
+        (same_run, CONFIG, f"this run, unfinished: continue it with `bcfl resume {same_run}`"),
         (done, CONFIG, "this run, complete"),
         (tmp_path / "file", CONFIG, "something else"),
     ]:

@@ -210,6 +210,20 @@ def _resumable(folder: RunFolder, how: str) -> Iterator[None]:
         raise RunStoppedError(f"the run in {folder.path} stopped: {reason}; continue it with {how}") from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"continue the run with {how}") from None
+    except Exception as error:  # a user's model may raise anything, and who wrote it needs to see where
+        if "not enough memory" in str(error) or "can't allocate memory" in str(error):  # as torch says it
+            raise _out_of_memory(folder, how) from error
+        if not isinstance(error, ValueError):  # which is said in one line, and would come again
+            error.add_note(f"The rounds until then are kept: continue the run with {how}")
+        raise
+
+
+def _out_of_memory(folder: RunFolder, how: str) -> Exception:
+    remedy = "take a smaller model, or fewer clusters or hypotheses"
+    if not folder.has("rounds.jsonl"):
+        return ValueError(f"this machine has not enough memory for the run's first models: {remedy}")
+    return RunStoppedError(f"the run in {folder.path} stopped: not enough memory; {remedy}, or continue it where there "
+                           f"is more, with {how}")  # fmt: skip
 
 
 def run_on(
@@ -269,11 +283,12 @@ def _rounds(
         clients = engine.begin(0)
         try:
             state, info = method.init(clients), None
-        except ValueError:  # it does not suit the model
+        except Exception:  # it does not suit the model, say, or the memory
             if folder and not folder.has("rounds.jsonl"):  # the run has never begun
                 folder.clear()
             raise
         history.append({"round": 0, "work": clients.work.as_dict()})
+        _tell_rejected([], history[0], config.method.get("fusion"))  # in a warm-up
         if folder:
             folder.append("rounds.jsonl", history[0])
             folder.save_checkpoint(Checkpoint(0, state, engine.momentum, engine.layout.shapes))

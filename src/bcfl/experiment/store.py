@@ -137,14 +137,17 @@ class RunFolder:
         with (self.path / name).open("ab") as file:
             file.write((json.dumps(record, separators=(",", ":")) + "\n").encode())
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        """All records of a log file; none if there is no such file."""
+    def lines(self, name: str, size: int | None = None) -> list[dict[str, Any]]:
+        """All records of a log file, or of its first bytes; none if there is no such file."""
         records = []
-        for number, line in enumerate((self.path / name).read_bytes().splitlines() if self.has(name) else (), 1):
+        content = (self.path / name).read_bytes()[:size] if self.has(name) else b""
+        for number, line in enumerate(content.splitlines(), 1):
             try:
                 records.append(json.loads(line))
             except ValueError:
-                raise ValueError(f"{self.path / name} is damaged at line {number}") from None
+                raise ValueError(
+                    f"{self.path / name} is damaged at line {number}: mend it, or delete {self.path} to run it again"
+                ) from None
         return records
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -166,9 +169,13 @@ class RunFolder:
         damaged: dict[Path, str] = {}
         for path in reversed(self._checkpoints()):
             try:
-                return Standing(*self._load(path), damaged)
+                checkpoint, log_sizes = self._load(path)
             except ValueError as error:
                 damaged[path] = str(error)
+                continue
+            for name, size in log_sizes.items():  # a line that cannot be read is in no older checkpoint's way alone
+                self.lines(name, size)
+            return Standing(checkpoint, log_sizes, damaged)
         return Standing(None, dict.fromkeys(LOGS, 0), damaged)
 
     def go_back_to(self, standing: Standing) -> None:
@@ -245,8 +252,9 @@ def refuse_if_full(folder: RunFolder, config: Mapping[str, Any]) -> None:
         raise ValueError(f"output folder {path} already holds something else: choose another folder") from None
     differ = [key for key in here | there if here.get(key, "off") != there.get(key, "off") and key != "data.path"]
     if not differ:
-        complete = f"complete: read it with bcfl.load({str(path)!r}, …)"
-        state = complete if folder.complete else "unfinished: continue it with `bcfl resume`"
+        resumed = f"`bcfl resume {shlex.quote(str(path))}`"
+        complete = f"complete: read it with {resumed}, or bcfl.load({str(path)!r}, …) in Python"
+        state = complete if folder.complete else f"unfinished: continue it with {resumed}"
         raise TakenError(f"output folder {path} already holds this run, {state}")
     kept, asked = (settings.get(differ[0], "off") for settings in (there, here))
     if differ != ["experiment.rounds"]:
