@@ -77,13 +77,14 @@ def _curve(panel: Any, row: Row, key: str, papers: Printed, band: bool = False) 
 def draw_graphs(folder: Path, path: Path) -> None:
     """A client graph for each method that was run: who shared a cluster with whom, over all rounds."""
     runs = [group.representative for group in group_runs(read_runs(finished(folder)))]
-    rows = -(-len(runs) // ACROSS)
-    figure, panels = plt.subplots(rows, ACROSS, figsize=(3 * ACROSS, 3.2 * rows), layout="constrained", squeeze=False)
+    across = min(len(runs), ACROSS)
+    rows = -(-len(runs) // across)
+    figure, panels = plt.subplots(rows, across, figsize=(3 * across, 3.3 * rows), layout="constrained", squeeze=False)
     for panel in panels.flat:
         panel.axis("off")
     for panel, run in zip(panels.flat, runs, strict=False):
         draw_graph(panel, run)
-        panel.set_title(run.method, loc="left")
+        panel.set_title(f"{run.config['data']['name']}: {run.method}", loc="left", fontsize=9)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 

@@ -12,7 +12,7 @@ import matplotlib
 import pytest
 from beyond_page import how_many
 from collect import WORK, compact, results_pages, write_results
-from draw_results import COLOUR_OF, DASH_OF, WARMED, draw_curves
+from draw_results import COLOUR_OF, DASH_OF, WARMED, draw_curves, draw_graphs
 from left import left_to_run
 from measured import (
     MEASURES,
@@ -559,6 +559,13 @@ def test_committed_results_of_one_split_have_the_same_clients() -> None:
         if "split" in own:  # not in those of before it was kept
             splits[json.dumps([data, drawn, validation])].add(own["split"])
     assert all(len(own) == 1 for own in splits.values())
+
+
+def test_client_graphs_are_drawn_of_finished_runs(tmp_path: Path) -> None:
+    start(small_config(), tmp_path / "run", num_workers=1)
+    with matplotlib.rc_context(STYLE):
+        draw_graphs(tmp_path, tmp_path / "graphs.svg")
+    assert ">digits: bcfl-mh-3<" in (tmp_path / "graphs.svg").read_text()
 
 
 def test_curves_are_drawn_of_all_methods_with_the_papers_figures(tmp_path: Path) -> None:
