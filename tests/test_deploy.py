@@ -265,7 +265,13 @@ def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
         read_settings(None, ["data.partition=label(0, 5, 0.5)"], 3)
     with pytest.raises(ValueError, match=r"partition 'feature\(3\)' is not one of"):
         read_settings(None, ["data.partition=feature(3)"], 3)
-    read_settings(None, ["data.partition=file", "data.partition_file=split.npz"], 3)  # which knows how many it makes
+    read_settings(None, ["data.partition=file", "data.partition_file=split.npz"], 4)  # which knows how many it makes
+    with pytest.raises(ValueError, match=r"method\.num_clusters is 7, but there are only 3 clients"):
+        read_settings(None, ["method.num_clusters=7"], 3)
+    with pytest.raises(ValueError, match=r"experiment\.joins names client 9, but the clients are 0 to 2"):
+        read_settings(None, ["experiment.joins=[[9, 2]]"], 3)
+    with pytest.raises(ValueError, match=r"'bcfl-mh-6000' keeps 6000 hypotheses, .* allow only 16"):
+        read_settings(None, ["method.name=bcfl-mh-6000"], 4)
     with pytest.raises(ValueError, match=r"deploy\.min_share must be in"):
         read_settings(None, ["deploy.min_share=2.0"], 3)
     with pytest.raises(ValueError, match=r"did you mean deploy\.deadline"):

@@ -25,7 +25,7 @@ from bcfl.engines.client import Later, LocalClient
 from bcfl.engines.flower import FlowerEngine, Respondent, Terms
 from bcfl.engines.flower.privacy import Ledger, Protection, privacy_from, spent
 from bcfl.experiment.config import Config, apply_override, parse_config, parse_section, set_value
-from bcfl.experiment.problem import Split, load_data, model_factory, pose, users_function
+from bcfl.experiment.problem import Problem, Split, load_data, model_factory, suitable_method, users_function
 from bcfl.experiment.run import run_on
 from bcfl.experiment.store import RunFolder
 from bcfl.local import Examples
@@ -64,6 +64,7 @@ def read_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     config, terms, out = read_run_config(context.run_config)
+    method = suitable_method(config, terms.num_clients)  # before the engine waits for the clients
     engine = FlowerEngine(
         grid,
         model_factory(config),
@@ -78,7 +79,7 @@ def serve(grid: Grid, context: Context) -> None:
     if drift_round is not None:
         group = _groups(engine, drift_round)
         known["drift"] = None if group is None else {"round": drift_round, "group": group}
-    run_on(engine, config, pose(config, split, engine.factory), out, known, [PrivacyReport(engine, out)])
+    run_on(engine, config, Problem(split, engine.factory, method), out, known, [PrivacyReport(engine, out)])
 
 
 def _groups(engine: FlowerEngine, round_index: int) -> list[int] | None:

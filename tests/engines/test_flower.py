@@ -729,6 +729,23 @@ def test_an_array_of_python_objects_is_never_unpickled() -> None:
         read_array(Array("float32", (2,), "numpy.ndarray", data), (2,), FLOAT, "mean")
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"method.num_clusters": 7}, r"method\.num_clusters is 7, but there are only 4 clients"),
+        ({"experiment.joins": "[[9, 2]]"}, r"experiment\.joins names client 9, but the clients are 0 to 3"),
+    ],
+)
+def test_settings_that_do_not_fit_the_clients_are_refused_before_any_is_met(
+    override: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    run_config = {**flat(config_of(), num_clients=NUM_CLIENTS, out=str(tmp_path / "run")), **override}
+    grid = InProcessGrid(run_config, NUM_CLIENTS)
+    with pytest.raises(ValueError, match=message):
+        run_server(grid, run_config)
+    assert grid.kinds == []
+
+
 def test_a_model_above_the_limit_is_refused(tmp_path: Path) -> None:
     run_config = flat(config_of(), out=str(tmp_path / "run"), num_clients=NUM_CLIENTS, model_bytes=1000)
     with pytest.raises(ValueError, match=r"the model takes 19280 bytes, deploy\.model_bytes allows 1000"):

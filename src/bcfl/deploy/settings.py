@@ -18,6 +18,7 @@ from bcfl.experiment.config import (
     section_of,
     set_value,
 )
+from bcfl.experiment.problem import suitable_method
 
 ROTATIONS = (0, 90, 180, 270)
 
@@ -49,6 +50,7 @@ def read_settings(
     config = parse_config(values)
     if config.data.factory is None:
         _check_partition(config.data, num_clients)
+    suitable_method(config, num_clients)
     return config, asdict(terms)
 
 

@@ -60,24 +60,29 @@ def set_up_memory(*configs: Config) -> None:
 
 
 def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
-    """The configured method on these data, if there are enough clients for it."""
+    """The configured method on these data, if it suits so many clients."""
+    return Problem(data, factory, suitable_method(config, data.num_clients))
+
+
+def suitable_method(config: Config, num_clients: int) -> Method:
+    """The configured method, if it suits so many clients, and whoever joins late is one of them."""
     method = method_of(config.method)
     num_clusters = getattr(method, "num_clusters", 1)
-    if num_clusters > data.num_clients:
-        raise ValueError(f"method.num_clusters is {num_clusters}, but there are only {data.num_clients} clients")
-    _check_joins(config, data.num_clients)
+    if num_clusters > num_clients:
+        raise ValueError(f"method.num_clusters is {num_clusters}, but there are only {num_clients} clients")
+    _check_joins(config, num_clients)
     max_hypotheses = getattr(method, "max_hypotheses", 1)
-    possible = num_hypotheses(num_clusters, min(data.num_clients, 64), overlapping=False)
+    possible = num_hypotheses(num_clusters, min(num_clients, 64), overlapping=False)
     if max_hypotheses > possible:
-        raise ValueError(f"method {config.method['name']!r} keeps {max_hypotheses} hypotheses, but {data.num_clients} "
+        raise ValueError(f"method {config.method['name']!r} keeps {max_hypotheses} hypotheses, but {num_clients} "
                          f"clients and {num_clusters} clusters allow only {possible}")  # fmt: skip
     if config.method.get("cluster_size") is not None:
         fewest, most = config.method["cluster_size"]
-        if not fewest * num_clusters <= data.num_clients <= most * num_clusters:
+        if not fewest * num_clusters <= num_clients <= most * num_clusters:
             raise ValueError(f"method.cluster_size [{fewest}, {most}] with {num_clusters} clusters takes "
                              f"{fewest * num_clusters} to {most * num_clusters} clients, "
-                             f"but there are {data.num_clients}")  # fmt: skip
-    return Problem(data, factory, method)
+                             f"but there are {num_clients}")  # fmt: skip
+    return method
 
 
 def _check_joins(config: Config, num_clients: int) -> None:
