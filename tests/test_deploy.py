@@ -555,13 +555,16 @@ def test_none_of_this_needed_any_network_but_loopback(federation: Federation, lo
 
 
 def test_what_stops_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that Flower calls failed ends in one line that names the error, and the way on."""
+    """A run that Flower calls failed ends in one line that names the error, and the way on if it had begun."""
     for name in ("start_link", "register", "start_node"):
         monkeypatch.setattr(Federation, name, lambda *_: None)
     monkeypatch.setattr(Federation, "status", lambda self, run: "finished:failed")
     monkeypatch.setattr(Federation, "log", lambda self, run: "all well\nConnectionError: 1 of 3 clients are there\nbye")
     monkeypatch.setattr(Federation, "flwr", lambda self, *arguments: '{"run-id": 1}')
     reason, out = "finished:failed: ConnectionError: 1 of 3 clients are there", tmp_path / "a run"
+    with pytest.raises(RunStoppedError, match=f"{reason}$"):
+        run_local(settings_of("fedavg"), 3, out, insecure=True)
+    RunFolder.create(out, settings_of("fedavg").as_dict())
     with pytest.raises(RunStoppedError, match=f"{reason}; the same command with --out '{out}' goes on"):
         run_local(settings_of("fedavg"), 3, out, insecure=True)
     refusal = '{"success": false, "error-message": "Invalid run configuration."}'
@@ -640,6 +643,7 @@ def test_a_request_to_end_removes_everything_and_names_the_way_on(
 ) -> None:
     """Asked twice, as by a terminal that closes: while it stops, a second request does not stop that."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    out = RunFolder.create(tmp_path / "run", settings_of("fedavg").as_dict()).path
     closed = []
 
     def close(federation: Federation) -> None:
@@ -652,13 +656,13 @@ def test_a_request_to_end_removes_everything_and_names_the_way_on(
     monkeypatch.setattr(Federation, "close", close)
     before = signal.signal(number, refuse_to_start)  # so that a signal nobody deals with does not end the tests
     try:
-        with pytest.raises(KeyboardInterrupt, match=f"the same command with --out {tmp_path / 'run'} goes on"):
-            run_local(settings_of("fedavg"), 3, tmp_path / "run", insecure=True)
+        with pytest.raises(KeyboardInterrupt, match=f"the same command with --out {out} goes on"):
+            run_local(settings_of("fedavg"), 3, out, insecure=True)
         assert signal.getsignal(number) is refuse_to_start
     finally:
         signal.signal(number, before)
     assert len(closed) == 1
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

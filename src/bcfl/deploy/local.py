@@ -155,7 +155,7 @@ def run_local(
     """Run a federation of processes on loopback into the folder `out`; a run that was stopped there goes on."""
     _check_out(out, config)
     with (
-        _way_on(out),
+        _way_on(out, config),
         _stopped_in_order(),
         tempfile.TemporaryDirectory(prefix="bcfl-", ignore_cleanup_errors=True) as scratch,
     ):
@@ -205,15 +205,15 @@ def _check_out(out: Path, config: Config) -> None:
 
 
 @contextlib.contextmanager
-def _way_on(out: Path) -> Iterator[None]:
-    """Whatever stops the run in here, its user is told how it goes on: without --out a new folder would be taken."""
-    how = f"the same command with --out {shlex.quote(str(out))} goes on"
+def _way_on(out: Path, config: Config) -> Iterator[None]:
+    """Whatever stops a run in here that has begun, its user is told how: without --out a new folder would be taken."""
     try:
         yield
-    except RunStoppedError as error:
-        raise RunStoppedError(f"{error}; {how}") from error
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(how) from None
+    except (RunStoppedError, KeyboardInterrupt) as error:
+        if not is_unfinished(out, config):
+            raise
+        how = f"the same command with --out {shlex.quote(str(out))} goes on"
+        raise type(error)("; ".join([*map(str, error.args), how])) from error
 
 
 @contextlib.contextmanager
