@@ -200,11 +200,48 @@ def test_a_port_that_cannot_be_the_gates_is_refused(
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize(
+    "server",
+    [
+        *("", "bad host", "fl.example.org:9093", "https://fl.example.org", "fl.example.org.", "fl..org", "-fl.org"),
+        *("fl.exämple.org", "300.1.1.1", "[2001:db8::7]", "fe80::1%eth0", "fl.example.org\n", f"{'a' * 64}.org"),
+    ],
+)
+def test_what_is_no_host_name_and_no_address_is_refused(
+    tmp_path: Path, server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deploy", "init", str(tmp_path / "a"), f"--server={server}"]) == 2
+    assert "--server must be a host name such as fl.example.org or an IP address" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("server", ["localhost", "10.0.0.7", "node-1", "fl_1", "3com.ORG", "xn--exmple-cua.org"])
+def test_a_server_is_reached_by_its_name_or_address(tmp_path: Path, server: str) -> None:
+    site = Site(tmp_path, 1, server)
+    assert f"{server}:9093" in node_command(site, 0)
+    assert "--host" not in gate_command(site)
+
+
+@needs_tools
+def test_a_server_with_an_ipv6_address_listens_there_and_is_certified_for_it(tmp_path: Path) -> None:
+    assert main(["deploy", "init", str(tmp_path / "a"), "--clients", "2", "--server", "2001:db8::7"]) == 0
+    assert "--superlink '[2001:db8::7]:9093'" in (tmp_path / "a" / "client-0" / "start.sh").read_text()
+    assert "bcfl.deploy.gate --host :: --port 9093" in (tmp_path / "a" / "server" / "gate.sh").read_text()
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", tmp_path / "a/server/certificates/server.crt", "-noout", "-checkip", "2001:db8::7"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "does match certificate" in shown
+
+
 def test_insecure_is_refused_beyond_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["deploy", "init", str(tmp_path / "a"), "--insecure"]
-    assert main([*arguments, "--server", "fl.example.org"]) == 2
-    assert "--insecure is for this machine alone" in capsys.readouterr().err
-    assert not (tmp_path / "a").exists()
+    for server in ("fl.example.org", "::1"):  # the SuperLink does not listen on the second
+        assert main([*arguments, "--server", server]) == 2
+        assert "--insecure is for this machine alone" in capsys.readouterr().err
+        assert not (tmp_path / "a").exists()
     assert main(arguments) == 0
     assert "--insecure" in (tmp_path / "a" / "client-0" / "start.sh").read_text()
     assert not (tmp_path / "a" / "server" / "gate.sh").exists()

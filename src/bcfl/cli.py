@@ -323,7 +323,7 @@ def _fill_deploy(deploy: _Parser) -> None:
     local.add_argument("--json", action="store_true", help="print JSON instead of tables")
     local.add_argument("--quiet", action="store_true", help="no progress")
     _add_live(local)
-    folder.add_argument("--server", default="127.0.0.1", metavar="HOST", help="the server's name for clients")
+    folder.add_argument("--server", default="127.0.0.1", metavar="HOST", help="the server's name or IP address")
     port = "the server's port for clients, up to 65535 (default: 9093); not with --insecure"
     folder.add_argument("--port", type=_positive, metavar="N", help=port)
     folder.add_argument("--data-factory", metavar="MODULE:FUNCTION", help="returns a client's data, on its own machine")

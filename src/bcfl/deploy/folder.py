@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -29,6 +30,9 @@ LINK_PORT, GATE_PORT, NODE_PORT = 9092, 9093, 9094
 MAX_PORT = 65535
 KEY_TOOLS = ("openssl", "ssh-keygen")
 DAYS_A_YEAR = 365
+OWN_HOSTS = ("127.0.0.1", "localhost")  # by which the SuperLink, which listens on 127.0.0.1, is reached without a gate
+NAME_PART = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+HOST_NAME = re.compile(rf"(?=.{{1,253}}$)({NAME_PART}\.)*(?![0-9]+$){NAME_PART}")  # 300.1.1.1 is no name, either
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,31 @@ class Site:
     data_factory: str | None = None  # package.module:function on each client's machine
 
     def __post_init__(self) -> None:
-        if self.insecure and not is_loopback(self.host):
-            raise ValueError(f"--insecure is for this machine alone, but the server is {self.host!r}; leave it out")
+        if not HOST_NAME.fullmatch(self.host) and (self.address is None or "%" in self.host):
+            raise ValueError(
+                "--server must be a host name such as fl.example.org or an IP address, without scheme, port, brackets "
+                f"or zone, got {self.host!r}"
+            )
+        if self.insecure and self.host not in OWN_HOSTS:
+            raise ValueError(
+                f"--insecure is for this machine alone: --server must be {' or '.join(OWN_HOSTS)}, got {self.host!r}"
+            )
         if self.gate_port is not None and not 1 <= self.gate_port <= MAX_PORT:
             raise ValueError(f"--port must be from 1 to {MAX_PORT}, got {self.gate_port}")
         if self.gate_port == self.link_port:
             raise ValueError(f"--port {self.gate_port} is the SuperLink's own on the same machine; choose another")
+
+    @property
+    def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+        """The server's IP address; None if the clients know it by name."""
+        try:
+            return ipaddress.ip_address(self.host)
+        except ValueError:
+            return None
+
+    @property
+    def reached_by_ipv6(self) -> bool:
+        return isinstance(self.address, ipaddress.IPv6Address)
 
     @property
     def server(self) -> Path:
@@ -58,13 +81,6 @@ class Site:
 
     def client(self, index: int) -> Path:
         return self.folder / f"client-{index}"
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def init(site: Site, config: Config, terms: Mapping[str, Any]) -> None:
@@ -136,17 +152,9 @@ def link_command(site: Site) -> list[str]:
 
 def gate_command(site: Site) -> list[str]:
     """The gate, in the server's folder: clients reach the SuperLink's interface for nodes through it, and no other."""
-    certificates = ["--certificates", "certificates"]
-    return [
-        "python3",
-        "-m",
-        "bcfl.deploy.gate",
-        "--port",
-        str(site.gate_port),
-        "--link-port",
-        str(site.link_port),
-        *certificates,
-    ]
+    where = ["--port", str(site.gate_port), "--link-port", str(site.link_port)]
+    everywhere = ["--host", "::"] if site.reached_by_ipv6 else []
+    return ["python3", "-m", "bcfl.deploy.gate", *everywhere, *where, "--certificates", "certificates"]
 
 
 def node_command(site: Site, index: int) -> list[str]:
@@ -159,7 +167,8 @@ def node_command(site: Site, index: int) -> list[str]:
     if site.data_factory is not None:
         settings += f' data-factory="{site.data_factory}"'
     own_port = NODE_PORT + index if site.node_ports is None else site.node_ports[index]
-    where = ["--superlink", f"{site.host}:{port}", "--host", "127.0.0.1", "--port", str(own_port)]
+    host = f"[{site.host}]" if site.reached_by_ipv6 else site.host
+    where = ["--superlink", f"{host}:{port}", "--host", "127.0.0.1", "--port", str(own_port)]
     return ["flower-supernode", *where, "--node-config", settings, *security]
 
 
@@ -229,11 +238,8 @@ def _make_certificates(site: Site) -> None:
         *("-days", str(10 * DAYS_A_YEAR), "-subj", "/CN=bcfl federation"),
         *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
     )
-    names = {"DNS:localhost", "IP:127.0.0.1"}
-    try:
-        names.add(f"IP:{ipaddress.ip_address(site.host)}")
-    except ValueError:
-        names.add(f"DNS:{site.host}")
+    own_name = f"DNS:{site.host}" if site.address is None else f"IP:{site.address}"
+    names = {"DNS:localhost", "IP:127.0.0.1", own_name}
     request, extensions = folder / "server.csr", folder / "server.ext"
     extensions.write_text(
         f"subjectAltName={','.join(sorted(names))}\nbasicConstraints=critical,CA:FALSE\n"
