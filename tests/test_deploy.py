@@ -270,6 +270,29 @@ def test_what_is_left_open_suits_the_number_of_clients(clients: int, partition: 
     assert terms["num_clients"] == clients
 
 
+def test_the_number_of_clients_may_be_set_like_any_other_setting(tmp_path: Path) -> None:
+    folder = tmp_path / "federation"
+    assert main(["deploy", "init", str(folder), "--set", "deploy.num_clients=3", "--insecure"]) == 0
+    assert len(list(folder.glob("client-*"))) == 3
+    assert "deploy.num_clients = 3\n" in (folder / "app" / "pyproject.toml").read_text()
+    config, terms = read_settings(None, ["deploy.num_clients=6"], None)
+    assert (config.data.partition, terms["num_clients"]) == ("feature(3,2)", 6)
+    assert read_settings(None, ["deploy.num_clients=6"], 6) == (config, terms)
+    assert read_settings(None, [], None)[1]["num_clients"] == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("7", "deploy.num_clients is 7, but --clients says 3: give only one of them"),
+        ("3.0", r"deploy\.num_clients must be a whole number"),
+    ],
+)
+def test_a_number_of_clients_that_contradicts_or_is_none_is_refused(value: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_settings(None, [f"deploy.num_clients={value}"], 3)
+
+
 def test_rotations_that_were_asked_for_are_kept() -> None:
     config, _ = read_settings(None, ["data.rotations=[0,180]"], 4)
     assert config.data.rotations == (0, 180)
@@ -296,9 +319,9 @@ def test_settings_reach_the_server_as_they_are(overrides: list[str]) -> None:
 
 
 def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"'feature\(4,5\)' makes 20 clients, --clients says 3"):
+    with pytest.raises(ValueError, match=r"'feature\(4,5\)' makes 20 clients, the federation has 3 \(--clients\)"):
         read_settings(None, ["data.partition=feature(4,5)"], 3)
-    with pytest.raises(ValueError, match=r"'label\(0,5,0\.5\)' makes 5 clients, --clients says 3"):
+    with pytest.raises(ValueError, match=r"'label\(0,5,0\.5\)' makes 5 clients, the federation has 3 \(--clients\)"):
         read_settings(None, ["data.partition=label(0, 5, 0.5)"], 3)
     with pytest.raises(ValueError, match=r"partition 'feature\(3\)' is not one of"):
         read_settings(None, ["data.partition=feature(3)"], 3)

@@ -315,7 +315,8 @@ def _fill_deploy(deploy: _Parser) -> None:
     folder.add_argument("folder", type=_path, metavar="DIR", help="a new folder")
     for parser in (local, folder):
         parser.add_argument("config", nargs="?", type=_path, metavar="FILE.toml", help="settings")
-        parser.add_argument("--clients", type=_positive, default=4, metavar="N", help="number of clients (default: 4)")
+        number = "number of clients (default: deploy.num_clients, or 4)"
+        parser.add_argument("--clients", type=_positive, metavar="N", help=number)
         parser.add_argument("--seed", type=int, metavar="N", help="the run's seed (experiment.seed)")
         parser.add_argument("--insecure", action="store_true", help="no TLS and no keys; refused beyond this machine")
         _add_settings(parser, sections="data, model, method, training, experiment, deploy")

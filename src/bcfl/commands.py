@@ -279,22 +279,23 @@ def deploy(options: Namespace) -> int:
 
     own_data = None if options.place == "local" else options.data_factory
     config, terms = read_settings(options.config, options.overrides, options.clients, options.seed, own_data)
+    num_clients = terms["num_clients"]
     if options.place == "local":
         own: dict[str, Any] = {"insecure": options.insecure, "terms": terms}
         with _folder_for(config, options.out) as out:
-            return _show(options, lambda observers: run_local(config, options.clients, out, observers=observers, **own))
+            return _show(options, lambda observers: run_local(config, num_clients, out, observers=observers, **own))
     if options.insecure and options.port is not None:
         raise ValueError("--port is the gate's, and --insecure goes without a gate; leave one of them out")
     site = Site(
         options.folder,
-        options.clients,
+        num_clients,
         options.server,
         gate_port=None if options.insecure else options.port or GATE_PORT,
         insecure=options.insecure,
         data_factory=own_data,
     )
     init(site, config, terms)
-    console_for().print(f"{options.folder} holds a federation of {options.clients} clients; {options.folder}/README.md "
+    console_for().print(f"{options.folder} holds a federation of {num_clients} clients; {options.folder}/README.md "
                      "tells what goes where", soft_wrap=True)  # fmt: skip
     return 0
 

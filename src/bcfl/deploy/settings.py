@@ -1,7 +1,7 @@
 """From a configuration file and a number of clients to the settings of a deployed federation."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,20 @@ from bcfl.experiment.config import (
 from bcfl.experiment.problem import suitable_method
 
 ROTATIONS = (0, 90, 180, 270)
+DEFAULT_CLIENTS = 4
 
 
 def read_settings(
     path: Path | None,
     overrides: Iterable[str],
-    num_clients: int,
+    num_clients: int | None,
     seed: int | None = None,
     data_factory: str | None = None,
 ) -> tuple[Config, dict[str, Any]]:
-    """The run's configuration and the federation's terms; what is left open suits the number of clients."""
+    """The run's configuration and the federation's terms; what is left open suits the number of clients.
+
+    How many clients there are is said by `num_clients`, by deploy.num_clients, or by both alike.
+    """
     # Only the clients' machines can import it, but what can never be imported is found here.
     if data_factory is not None and not re.fullmatch(r"\w+(\.\w+)*:\w+", data_factory):
         raise ValueError(f"--data-factory must be package.module:function, got {data_factory!r}")
@@ -43,15 +47,24 @@ def read_settings(
     del values["deploy"]
     if data_factory is not None and not {"name", "factory"} & section_of(values, "model").keys():
         raise ValueError("--data-factory: model.name or model.factory must be given for these data")
-    terms: Terms = parse_section(Terms, {**own_terms, "num_clients": num_clients}, "deploy")
-    terms.check()
+    terms = _terms(own_terms, num_clients)
     if not {"name", "partition", "factory"} & data.keys():
-        _suit(values, num_clients)
+        _suit(values, terms.num_clients)
     config = parse_config(values)
     if config.data.factory is None:
-        _check_partition(config.data, num_clients)
-    suitable_method(config, num_clients)
+        _check_partition(config.data, terms.num_clients)
+    suitable_method(config, terms.num_clients)
     return config, asdict(terms)
+
+
+def _terms(given: Mapping[str, Any], num_clients: int | None) -> Terms:
+    """The terms as given, of as many clients as they or `num_clients` say."""
+    count = given.get("num_clients", num_clients or DEFAULT_CLIENTS)
+    if num_clients not in (None, count):
+        raise ValueError(f"deploy.num_clients is {count}, but --clients says {num_clients}: give only one of them")
+    terms: Terms = parse_section(Terms, {**given, "num_clients": count}, "deploy")
+    terms.check()
+    return terms
 
 
 def _suit(values: dict[str, Any], num_clients: int) -> None:
@@ -80,4 +93,6 @@ def _check_partition(data: DataConfig, num_clients: int) -> None:
     least = data.min_examples, data.min_test_examples
     count = parse_specification(data.partition, data.share_floor, least).num_clients
     if count and count != num_clients:
-        raise ValueError(f"data.partition {data.partition!r} makes {count} clients, --clients says {num_clients}")
+        raise ValueError(
+            f"data.partition {data.partition!r} makes {count} clients, the federation has {num_clients} (--clients)"
+        )
