@@ -223,7 +223,7 @@ def print_comparison(summaries: Sequence[dict[str, Any]]) -> None:
     varied = list(dict.fromkeys(key for summary in summaries for key in summary["settings"]))
     for title in ("method", *map(title_of, varied)):
         table.add_column(title)
-    for title in (*titles.values(), "steps", "seeds"):
+    for title in (*titles.values(), "total steps", "seeds"):
         table.add_column(title, justify="right")
     for runs in alike(summaries):
         settings, cells = runs[0]["settings"], []

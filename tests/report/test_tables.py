@@ -37,7 +37,7 @@ def test_csv_holds_means_and_deviations_in_full(made_up: MakeRun) -> None:
     assert float(second["accuracy_mean"]) == accuracy[2]
     assert float(second["accuracy_sd"]) == 0
     steps = sum(record["work"]["local_steps"] for record in runs[2].rounds)
-    assert float(second["local_steps_mean"]) == steps
+    assert float(second["total_steps_mean"]) == steps
 
 
 def test_markdown_rows_align_with_the_head(made_up: MakeRun) -> None:
@@ -74,6 +74,22 @@ def test_what_varies_has_a_column_of_its_own(made_up: MakeRun) -> None:
     ]  # fmt: skip
     head = markdown(group_runs(read_runs(paths))).splitlines()[0]
     assert head.startswith("| method | fusion | accuracy |")
+
+
+def test_steps_of_a_round_and_all_steps_cannot_be_mistaken(
+    made_up: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [made_up(f"of {steps}", overrides=(f"training.local_steps={steps}",)) for steps in (3, 10)]
+    groups = group_runs(read_runs(paths))
+    titles = markdown(groups).splitlines()[0].strip("| ").split(" | ")
+    assert [title for title in titles if "steps" in title] == ["local_steps", "total steps"]
+    titles = comma_separated(groups).splitlines()[0].split(",")
+    assert [title for title in titles if "steps" in title] == ["local_steps", "total_steps_mean", "total_steps_sd"]
+    summary = {"accuracy": 0.5, "macro_f1": 0.5, "nll": 1.0, "ari": None, "work": {"local_steps": 40}}
+    print_comparison([{"method": "fedavg", "settings": {"training.local_steps": 4}, **summary}])
+    printed = capsys.readouterr().out
+    assert "local_steps" in printed
+    assert "total steps" in printed
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -38,7 +38,7 @@ MEASURES = (
     Measure("ari", "agreement", _last("ari"), ".3f"),
     Measure("false_switches", "false switches", _drift("false_switches"), ".3f", lower_is_better=True),
     Measure("rounds_until_found", "rounds until found", _drift("rounds_until_found"), ".3f", lower_is_better=True),
-    Measure("local_steps", "local steps", lambda run: float(run.work("local_steps").sum()), ",.0f"),
+    Measure("total_steps", "total steps", lambda run: float(run.work("local_steps").sum()), ",.0f"),
     Measure("rounds", "rounds", lambda run: float(len(run.rounds)), ",.0f"),
 )
 
