@@ -239,10 +239,15 @@ def test_clients_that_were_never_associated_are_in_no_cluster(made_up: MakeRun) 
     path = made_up(rounds=2)
     placed = [-1, -1, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
     change_lines(path / "associations.jsonl", lambda line: line.update(assignment=[placed] * 3))
-    assert "After 2 rounds the best hypothesis places 10 of 12 clients in 3 clusters" in report([read_run(path)])
+    page = report([read_run(path)])
+    assert "After 2 rounds the best hypothesis places 10 of 12 clients in 3 clusters" in page
+    doubt = f"{np.log(3) * 2 / 12:.3f} nats of doubt are left per client"
+    assert f"at the end {doubt} (2 of 12 were never placed and may be anywhere), and" in page
     placed[:2] = 1, 2
     change_lines(path / "associations.jsonl", lambda line: line.update(assignment=[placed] * 3))
-    assert "After 2 rounds the best hypothesis places 12 clients in 3 clusters" in report([read_run(path)])
+    page = report([read_run(path)])
+    assert "After 2 rounds the best hypothesis places 12 clients in 3 clusters" in page
+    assert "never placed" not in page
 
 
 def test_a_run_in_which_nobody_ever_moves_is_shown(made_up: MakeRun) -> None:

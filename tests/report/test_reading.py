@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_runs import write_eventful_run
+from made_up_runs import change_lines, write_eventful_run
 
 from bcfl.association import co_association
 from bcfl.cli import main
@@ -57,6 +57,22 @@ def test_last_round_agrees_with_the_result_of_the_run(real_run: Path) -> None:
     assert run.last("accuracy") == result.accuracy
     assert int(run.work("local_steps").sum()) == result.summary()["work"]["local_steps"]
     assert not run.work("spared_examples").any()  # a run without racing, or from before there was any
+
+
+@pytest.mark.parametrize("method", ["bcfl-mh-3", "bcfl-auto"])
+def test_who_never_took_part_is_as_unsure_as_in_the_result(tmp_path: Path, method: str) -> None:
+    settings = [f"method.name={method}", "experiment.rounds=3", "experiment.clients_per_round=3"]
+    result = start(load_config(None, [*settings, "data.partition='feature(4,2)'"]), tmp_path / "run", num_workers=1)
+    assert (result.assignment < 0).any()
+    assert read_run(tmp_path / "run").entropy[-1] == pytest.approx(result.entropy.numpy())
+
+
+def test_who_was_never_placed_may_be_in_any_cluster_there_is(made_up: MakeRun) -> None:
+    placed = [-1, -1, 0, 0, 0, 0, 1, 1, 1, 4, 4, 4]
+    for method, there in (("bcfl-auto", 3), ("bcfl-mh-3", 5)):
+        path = made_up(method, method=method, clusters=5, rounds=2)
+        change_lines(path / "associations.jsonl", lambda line: line.update(assignment=[placed] * 3))
+        assert read_run(path).entropy == pytest.approx(np.array([[np.log(there)] * 2 + [0] * 10] * 2))
 
 
 def test_clusters_keep_their_number_when_a_round_renames_them(made_up: MakeRun) -> None:

@@ -164,13 +164,20 @@ def _trellis_caption(run: Run) -> str:
 
 
 def _certainty_caption(run: Run) -> str:
-    mean = run.entropy[-1].mean()
     last_move = max((record["round"] for record in run.rounds if record["changes"]), default=0)
     still = f"nobody has moved since round {last_move}" if last_move else "nobody has ever moved"
     if last_move == len(run.rounds):
         still = "clients still move"
-    sure = "everybody's place is certain" if mean < 0.0005 else f"{mean:.3f} nats of doubt are left per client"
-    return f"Falling entropy means that the server makes up its mind; at the end {sure}, and {still}."
+    return f"Falling entropy means that the server makes up its mind; at the end {_doubt_left(run)}, and {still}."
+
+
+def _doubt_left(run: Run) -> str:
+    mean = run.entropy[-1].mean()
+    if mean < 0.0005:
+        return "everybody's place is certain"
+    never = int((run.stories[-1].assignment[0] < 0).sum())
+    aside = f" ({never} of {run.num_clients} were never placed and may be anywhere)" if never else ""
+    return f"{mean:.3f} nats of doubt are left per client{aside}"
 
 
 def _client_caption(run: Run) -> str:

@@ -99,8 +99,12 @@ class Run:
 
     @cached_property
     def num_clusters(self) -> int:
-        asked = int(getattr(method_of(self.config["method"]), "num_clusters", 1))
-        return max([asked, *(int(one.assignment.max()) + 1 for one in self.stories)])
+        return max([self._asked_clusters, *(int(one.assignment.max()) + 1 for one in self.stories)])
+
+    @property
+    def _asked_clusters(self) -> int:
+        """The clusters that are there from the start; a method that finds their number begins with one."""
+        return int(getattr(method_of(self.config["method"]), "num_clusters", 1))
 
     @property
     def clusters_clients(self) -> bool:
@@ -127,8 +131,13 @@ class Run:
 
     @cached_property
     def entropy(self) -> Floats:
-        """How unsure each client's association is in every round, in nats."""  # (round, client)
-        return entropy(torch.from_numpy(self.marginals)).numpy()
+        """How unsure each client's association is in every round, in nats.
+
+        One that was never placed may be in any cluster that the best hypothesis has, as in `Result.entropy`.
+        """  # (round, client)
+        found = [len(np.unique(row[row >= 0])) for row in self.placed.numpy()]
+        anywhere = np.log(np.maximum(found, self._asked_clusters))[:, None]
+        return np.where(self.placed.numpy() < 0, anywhere, entropy(torch.from_numpy(self.marginals)).numpy())
 
     @cached_property
     def order(self) -> Ints:
