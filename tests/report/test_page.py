@@ -201,6 +201,31 @@ def test_the_run_that_has_got_furthest_stands_for_its_seeds(made_up: MakeRun) ->
     assert "After 8 rounds the best hypothesis" in page
 
 
+def test_what_is_told_of_a_method_is_of_its_complete_runs(made_up: MakeRun) -> None:
+    complete, unfinished = made_up("a0"), keep_rounds(made_up("a1", seed=1), 3)
+    change_lines(complete / "rounds.jsonl", lambda record: record.update(accuracy=0.9))
+    change_lines(unfinished / "rounds.jsonl", lambda record: record.update(accuracy=0.1))
+    page = report(read_runs([complete, unfinished]))
+    assert '<div class="tile"><b>0.900</b>' in page
+    assert figures_of(page)["accuracy"]["data"][0]["y"] == [0.9] * 8
+    said = "Unfinished runs, not counted: bcfl-mh-3 1 of 2."
+    assert f'<p class="note">Not finished yet: a1: 3 of 8 rounds. {said}</p>' in page
+
+    other = made_up("b", method="bcfl-g", hypotheses=1)
+    change_lines(other / "rounds.jsonl", lambda record: record.update(accuracy=0.8))
+    page = report(read_runs([complete, unfinished, other]))
+    assert "bcfl-mh-3 ends with the highest mean accuracy, 0.900; bcfl-g with the lowest, 0.800" in page
+    assert page.count(said) == 2  # at the top and under the table
+    page = report(read_runs([unfinished, other]))
+    assert "So far bcfl-g has the highest mean accuracy, 0.800; bcfl-mh-3 the lowest, 0.100." in page
+    assert "Unfinished runs, counted as far as they have got: bcfl-mh-3 1 of 1." in page
+
+
+def test_not_all_of_many_unfinished_runs_are_named(made_up: MakeRun) -> None:
+    paths = [made_up(f"s{seed}", seed=seed, rounds=2, complete=False) for seed in range(7)]
+    assert "s4: 2 of 2 rounds; 2 more. Unfinished runs, counted" in report(read_runs(paths))
+
+
 def test_the_best_of_each_column_is_bold_whichever_way_is_better(tmp_path: Path) -> None:
     """The second run is worse in everything: it also finds who changed group later, and loses one at rest."""
     better, worse = (write_eventful_run(tmp_path / name) for name in ("better", "worse"))
@@ -228,7 +253,8 @@ def test_the_best_of_each_column_is_bold_whichever_way_is_better(tmp_path: Path)
 
 
 def test_seeds_that_are_not_tested_yet_have_no_place_in_the_work(made_up: MakeRun) -> None:
-    tested, untested, other = made_up("a0"), keep_rounds(made_up("a1", seed=1), 1), made_up("b0", method="bcfl-g")
+    tested, untested = keep_rounds(made_up("a0"), 5), keep_rounds(made_up("a1", seed=1), 1)
+    other = made_up("b0", method="bcfl-g")
     change_lines(untested / "rounds.jsonl", lambda record: record.pop("accuracy", None))
     runs = read_runs([tested, untested, other])
     line = figures_of(report(runs))["accuracy_by_work"]["data"][1]  # after its band

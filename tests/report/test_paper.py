@@ -26,6 +26,15 @@ def test_every_figure_in_every_format(made_up: MakeRun, tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(FIRST_BYTES[path.suffix[1:]]) for path in out.iterdir())
 
 
+def test_the_command_says_which_runs_are_unfinished(
+    made_up: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(paper, "DETAILS", {})
+    paths = [str(made_up("a0")), str(keep_rounds(made_up("a1", seed=1), 3))]
+    assert main(["figures", *paths, "--out", str(tmp_path / "figures"), "--formats", "svg"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["Unfinished runs, not counted: bcfl-mh-3 1 of 2."]
+
+
 def test_several_methods_have_files_of_their_own(
     made_up: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_runs import change_lines, write_eventful_run
+from made_up_runs import change_lines, keep_rounds, write_eventful_run
 
 from bcfl.association import co_association
 from bcfl.cli import main
@@ -236,6 +236,17 @@ def test_band_is_mean_and_deviation_at_common_rounds(made_up: MakeRun) -> None:
     first, second = (run.rounds[2]["accuracy"] for run in runs)
     assert mean[2] == pytest.approx((first + second) / 2)
     assert deviation[2] == pytest.approx(abs(first - second) / np.sqrt(2))
+
+
+def test_bands_are_over_the_complete_runs_if_there_are_any(made_up: MakeRun) -> None:
+    runs = read_runs([made_up("a", seed=0), keep_rounds(made_up("b", seed=1), 3), keep_rounds(made_up("c", seed=2), 2)])
+    (group,) = group_runs(runs)
+    rounds, mean, _ = group.band(lambda run: run.curve("accuracy"))
+    assert dict(zip(rounds.tolist(), mean, strict=True)) == runs[0].curve("accuracy")
+    assert group.label_and_seeds == "bcfl-mh-3 (1 seed)"
+    (group,) = group_runs(runs[1:])
+    assert group.band(lambda run: run.curve("accuracy"))[0].tolist() == [1, 2]
+    assert group.label_and_seeds == "bcfl-mh-3 (2 seeds, unfinished)"
 
 
 def test_spread_keeps_both_ends() -> None:

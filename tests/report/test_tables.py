@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_up_runs import keep_rounds
 
 from bcfl.cli import main
 from bcfl.commands import print_comparison
@@ -100,6 +101,27 @@ def test_rounds_that_vary_have_one_column(made_up: MakeRun, form: str) -> None:
     for shown in (groups, group_runs(runs[:1])):  # as a setting, as a measure
         head = FORMATS[form](shown).split("seeds")[0].replace("rounds_sd", "")
         assert head.count("rounds") == 1
+
+
+def test_unfinished_runs_are_told_and_count_only_where_none_is_complete(made_up: MakeRun) -> None:
+    paths = [made_up("a0"), keep_rounds(made_up("a1", seed=1), 3)]
+    paths += [keep_rounds(made_up(f"b{seed}", method="bcfl-g", hypotheses=1, seed=seed), 2) for seed in (0, 1)]
+    paths += [made_up("c", method="fedavg", hypotheses=1)]
+    runs = read_runs(paths)
+    some, none, all_complete = csv.DictReader(io.StringIO(comma_separated(group_runs(runs))))
+    assert [(row["seeds"], row["complete"], row["unfinished"]) for row in (some, none, all_complete)] == [
+        ("1", "1", "1"), ("2", "0", "2"), ("1", "1", "0")
+    ]  # fmt: skip
+    assert (float(some["rounds_mean"]), float(none["rounds_mean"])) == (8, 2)
+    assert float(some["accuracy_mean"]) == runs[0].rounds[-1]["accuracy"]
+    assert float(some["accuracy_sd"]) == 0
+
+    said = ["Unfinished runs, not counted: bcfl-mh-3 1 of 2.",
+            "Unfinished runs, counted as far as they have got: bcfl-g 2 of 2."]  # fmt: skip
+    assert markdown(group_runs(runs)).endswith(f"|\n\n{said[0]}\n\n{said[1]}\n")
+    assert all(rf"{{\footnotesize {remark}}} \\" in latex(group_runs(runs)) for remark in said)
+    for write in (markdown, latex):
+        assert "nfinished" not in write(group_runs(runs[-1:]))
 
 
 def test_agreement_is_left_out_where_no_groups_are_known(made_up: MakeRun) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bcfl.files import write_atomically
 from bcfl.report.html import report
-from bcfl.report.reading import group_runs, read_runs
+from bcfl.report.reading import group_runs, read_runs, unfinished_runs
 from bcfl.report.tables import FORMATS
 
 
@@ -22,8 +22,11 @@ def write_figures(options: Namespace) -> int:
     from bcfl.report.paper import save_figures
 
     formats = [name.strip() for name in options.formats.split(",")]
-    written = save_figures(read_runs(options.runs), options.out, formats)
+    runs = read_runs(options.runs)
+    written = save_figures(runs, options.out, formats)
     print(f"{len(written)} files in {options.out}")
+    for remark in unfinished_runs(group_runs(runs)):
+        print(f"{remark}.")
     return 0
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from bcfl.experiment.config import parse_config
-from bcfl.methods import remarks
 from bcfl.report import plots, require
 from bcfl.report.layout import Columns, client_graph, columns, marks
-from bcfl.report.reading import Group, Run, group_runs
-from bcfl.report.tables import cells, shown_measures, written
+from bcfl.report.reading import Group, Run, group_runs, unfinished_runs
+from bcfl.report.tables import cells, said_beside, shown_measures, written
 
 MOST_CELLS = 500_000  # numbers in all heat maps of a page together: about two megabytes
+MOST_NAMED = 5  # unfinished runs that are told by name
 MOST_DETAILED = 16  # runs whose associations are shown one by one
 # The browser itself then refuses whatever would go to the network.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -73,10 +73,10 @@ def _embedded(figures: dict[str, Any]) -> str:
 
 
 def _overview_panels(groups: Sequence[Group]) -> list[Panel]:
-    begun = [group for group in groups if group.begun]
+    begun = [group for group in groups if group.counted]
     if not any(run.last("accuracy") is not None for group in begun for run in group.runs):
         return []
-    several = any(len(group.begun) > 1 for group in begun)
+    several = any(len(group.counted) > 1 for group in begun)
     band = " The line is the mean over the seeds, the band one standard deviation." if several else ""
     panels = [
         Panel("accuracy", "Accuracy by round", "Higher is better: the share of all clients' own test examples that "
@@ -233,22 +233,27 @@ def _header(title: str, groups: Sequence[Group]) -> str:
         facts.append(f"{len(np.unique(first.group))} true groups")
     facts.append(f"{first.config['experiment']['rounds']} rounds")
     facts.append(f"{len(runs)} runs" if len(runs) > 1 else f"seed {first.seed}")
-    unfinished = [run for run in runs if not run.complete]
-    note = ""
-    if unfinished:
-        told = "; ".join(f"{run.path.name}: {len(run.rounds)} of {run.config['experiment']['rounds']} rounds"
-                         for run in unfinished[:5])  # fmt: skip
-        note = f'<p class="note">Not finished yet, shown as far as it has got: {html.escape(told)}.</p>'
     return (
         f'<header><p class="eyebrow">bcfl report</p><h1>{html.escape(title)}</h1>'
         f'<p class="facts">{html.escape(" · ".join(facts))}</p><p class="lead">{html.escape(_lead(groups))}</p>'
-        f"{note}</header>"
+        f"{_unfinished_note(groups)}</header>"
     )
+
+
+def _unfinished_note(groups: Sequence[Group]) -> str:
+    """Which runs are not complete, and whether they count."""
+    unfinished = [run for group in groups for run in group.unfinished]
+    if not unfinished:
+        return ""
+    told = [f"{run.path.name}: {len(run.rounds)} of {run.config['experiment']['rounds']} rounds" for run in unfinished]
+    more = [f"{len(told) - MOST_NAMED} more"] if len(told) > MOST_NAMED else []
+    said = "".join(f" {remark}." for remark in unfinished_runs(groups))
+    return f'<p class="note">Not finished yet: {html.escape("; ".join(told[:MOST_NAMED] + more) + "." + said)}</p>'
 
 
 def _lead(groups: Sequence[Group]) -> str:
     """What happened, in a sentence or two."""
-    begun = [group for group in groups if group.begun]
+    begun = [group for group in groups if group.counted]
     if not begun:
         return "No round is finished yet; make the report again when there is something to see."
     if len(begun) > 1:
@@ -257,10 +262,10 @@ def _lead(groups: Sequence[Group]) -> str:
             return "The methods side by side."
         means = {group.label: (cells(group, [measure])[0] or (0.0, 0.0))[0] for group in begun}
         ranked = sorted(means, key=lambda label: means[label], reverse=True)
-        return (
-            f"{ranked[0]} ends with the highest mean accuracy, {means[ranked[0]]:.3f}; "
-            f"{ranked[-1]} with the lowest, {means[ranked[-1]]:.3f}."
-        )
+        best, worst = (f"{means[label]:.3f}" for label in (ranked[0], ranked[-1]))
+        if not all(group.has_complete for group in begun):
+            return f"So far {ranked[0]} has the highest mean accuracy, {best}; {ranked[-1]} the lowest, {worst}."
+        return f"{ranked[0]} ends with the highest mean accuracy, {best}; {ranked[-1]} with the lowest, {worst}."
     run = begun[0].representative
     if not run.clusters_clients:
         return "There is nothing to associate here: this method has one model for all clients, or one for each."
@@ -300,10 +305,10 @@ HEADLINES = {
 
 def _headline(groups: Sequence[Group]) -> str:
     measures = shown_measures(groups)
-    if not any(group.begun for group in groups):
+    if not any(group.counted for group in groups):
         return ""
     if len(groups) == 1:
-        seeds = len(groups[0].begun)
+        seeds = len(groups[0].counted)
         both = [(m, c) for m, c in zip(measures, cells(groups[0], measures), strict=True) if m.key in HEADLINES and c]
         tiles = [
             f'<div class="tile"><b>{c[0]:.3f}{f"<small> ± {c[1]:.3f}</small>" if seeds > 1 else ""}</b>'
@@ -323,12 +328,14 @@ def _headline(groups: Sequence[Group]) -> str:
         row = cells(group, measures)
         texts = [
             f"<td{' class=best' if c and m.key in best and c[0] == best[m.key] else ''}>"
-            f"{written(c, m, len(group.begun))}</td>"
+            f"{written(c, m, len(group.counted))}</td>"
             for c, m in zip(row, measures, strict=True)
         ]
         swatch = f'<i class="swatch" style="background:var({plots.colour(index)})"></i>'
-        rows.append(f"<tr><th>{swatch}{html.escape(group.label)}</th>{''.join(texts)}<td>{len(group.begun)}</td></tr>")
-    said = "".join(f" {html.escape(remark)}." for remark in remarks(group.method for group in groups))
+        rows.append(
+            f"<tr><th>{swatch}{html.escape(group.label)}</th>{''.join(texts)}<td>{len(group.counted)}</td></tr>"
+        )
+    said = "".join(f" {html.escape(remark)}." for remark in said_beside(groups))
     return (
         f'<div class="scroll"><table><thead><tr><th>method</th>{head}<th>seeds</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"

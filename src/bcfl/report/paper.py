@@ -53,7 +53,7 @@ def save_figures(runs: Sequence[Run], out: Path, formats: Sequence[str] = FORMAT
     for name in formats:
         if name not in FORMATS:
             raise ValueError(f"--formats must be some of {', '.join(FORMATS)}, got {name!r}")
-    groups = [group for group in group_runs(runs) if group.begun]
+    groups = [group for group in group_runs(runs) if group.counted]
     if not groups:
         raise ValueError("no round is finished yet in these runs: there is nothing to draw")
     out.mkdir(parents=True, exist_ok=True)
@@ -103,10 +103,10 @@ def learning(groups: Sequence[Group]) -> "Figure":
             rounds, mean, deviation = group.band(partial(Run.curve, key=key))
             dash = DASHES[index // len(COLOURS) % len(DASHES)]
             panel.plot(rounds, mean, dash, color=colour(index), label=group.label_and_seeds, linewidth=1.3)
-            if len(group.begun) > 1:
+            if len(group.counted) > 1:
                 panel.fill_between(rounds, mean - deviation, mean + deviation, color=colour(index), alpha=0.18, lw=0)
         panel.set(xlabel="round", ylabel=title)
-    if len(groups) > 1 or len(groups[0].begun) > 1:
+    if len(groups) > 1 or len(groups[0].counted) > 1:
         axes[-1].legend(fontsize=7)
     return figure
 

@@ -68,7 +68,7 @@ def _line_with_band(
     index: int, group: Group, x: list[float], mean: Floats, spread: Floats, hover: str
 ) -> list[dict[str, Any]]:
     traces: list[dict[str, Any]] = []
-    if len(group.begun) > 1 and len(x):
+    if len(group.counted) > 1 and len(x):
         outline = {"x": x + x[::-1], "y": rounded(mean + spread) + rounded(mean - spread)[::-1]}
         fill = {"fill": "toself", "fillcolor": f"{colour(index)}/0.16", "line": {"width": 0}}
         traces.append({**outline, **fill, "mode": "lines", "hoverinfo": "skip", "showlegend": False,

@@ -271,12 +271,22 @@ class Group:
     @property
     def label_and_seeds(self) -> str:
         """The label for a curve, which is a mean over that many."""
-        return f"{self.label} ({len(self.begun)} seed{'s' * (len(self.begun) != 1)})"
+        unfinished = ", unfinished" * (not self.has_complete)
+        return f"{self.label} ({len(self.counted)} seed{'s' * (len(self.counted) != 1)}{unfinished})"
 
     @property
-    def begun(self) -> list[Run]:
-        """The runs that have something to tell: every mean is over these."""
-        return [run for run in self.runs if run.rounds]
+    def has_complete(self) -> bool:
+        return any(run.complete for run in self.runs)
+
+    @property
+    def counted(self) -> list[Run]:
+        """The runs that every mean is over: the complete ones; where there is none, all that have something to tell."""
+        begun = [run for run in self.runs if run.rounds]
+        return [run for run in begun if run.complete] or begun
+
+    @property
+    def unfinished(self) -> list[Run]:
+        return [run for run in self.runs if not run.complete]
 
     @property
     def representative(self) -> Run:
@@ -284,8 +294,8 @@ class Group:
         return max(self.runs, key=lambda run: len(run.rounds))
 
     def band(self, value_of: Callable[[Run], dict[int, float]]) -> tuple[Ints, Floats, Floats]:
-        """Mean and sample standard deviation over seeds, at the rounds that all of the group's runs have reached."""
-        curves = [curve for curve in map(value_of, self.runs) if curve]
+        """Mean and sample standard deviation over seeds, at the rounds that all of the runs that count have reached."""
+        curves = [curve for curve in map(value_of, self.counted) if curve]
         rounds = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
         values = np.array([[curve[r] for r in rounds] for curve in curves]).reshape(len(curves), len(rounds))
         spread = values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(rounds))
@@ -302,3 +312,16 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
             group.runs.append(run)
     found = list(groups.values())
     return [found[row] for row in rows_in_order([(group.method, group.settings) for group in found])]
+
+
+def unfinished_runs(groups: Sequence[Group]) -> list[str]:
+    """What must be said beside means of these groups about runs that are not complete, if there are any."""
+    said = []
+    for has_complete, what in ((True, "not counted"), (False, "counted as far as they have got")):
+        told = [
+            f"{group.label} {len(group.unfinished)} of {len(group.runs)}"
+            for group in groups
+            if group.unfinished and group.has_complete == has_complete
+        ]
+        said += [f"Unfinished runs, {what}: {'; '.join(told)}"] if told else []
+    return said

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bcfl.experiment.sweep import mean_and_deviation, text_of, title_of
 from bcfl.methods import remarks
-from bcfl.report.reading import Group, Run
+from bcfl.report.reading import Group, Run, unfinished_runs
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def shown_measures(groups: Sequence[Group]) -> list[Measure]:
     Rounds only where they are no setting that tells the groups apart: then they stand there.
     """
     measures = [m for m in MEASURES if not any(f"experiment.{m.key}" in group.settings for group in groups)]
-    return [m for m in measures if any(m.value_of(run) is not None for group in groups for run in group.begun)]
+    return [m for m in measures if any(m.value_of(run) is not None for group in groups for run in group.counted)]
 
 
 def cells(group: Group, measures: Sequence[Measure]) -> list[tuple[float, float] | None]:
-    """Mean and deviation of each measure over the group's runs."""
-    return [mean_and_deviation([measure.value_of(run) for run in group.begun]) for measure in measures]
+    """Mean and deviation of each measure over the group's runs that count."""
+    return [mean_and_deviation([measure.value_of(run) for run in group.counted]) for measure in measures]
 
 
 def written(cell: tuple[float, float] | None, measure: Measure, seeds: int, plus_minus: str = " ± ") -> str:
@@ -76,28 +76,35 @@ def names(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     return ["method", *map(title_of, varied)], rows
 
 
+def said_beside(groups: Sequence[Group]) -> list[str]:
+    """What must be said beside the numbers: of the methods, and of runs that are not complete."""
+    return [*remarks(group.method for group in groups), *unfinished_runs(groups)]
+
+
 def markdown(groups: Sequence[Group]) -> str:
     measures, (titles, named) = shown_measures(groups), names(groups)
     rows = [[*titles, *(m.title for m in measures), "seeds"], ["---"] * len(titles) + ["---:"] * (len(measures) + 1)]
     for group, own in zip(groups, named, strict=True):
-        seeds = len(group.begun)
+        seeds = len(group.counted)
         texts = [written(cell, m, seeds) for cell, m in zip(cells(group, measures), measures, strict=True)]
         rows.append([*(name.replace("|", "\\|") for name in own), *texts, str(seeds)])
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    for remark in remarks(group.method for group in groups):
+    for remark in said_beside(groups):
         lines += ["", f"{remark}."]
     return "\n".join(lines) + "\n"
 
 
 def comma_separated(groups: Sequence[Group]) -> str:
-    """Full precision, mean and deviation in columns of their own."""
+    """Full precision, mean and deviation in columns of their own; unfinished runs count only where none is complete."""
     measures, (titles, named) = shown_measures(groups), names(groups)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*titles, *(name for m in measures for name in (f"{m.key}_mean", f"{m.key}_sd")), "seeds"])
+    numbers = [f"{m.key}_{part}" for m in measures for part in ("mean", "sd")]
+    writer.writerow([*titles, *numbers, "seeds", "complete", "unfinished"])
     for group, own in zip(groups, named, strict=True):
         both = [number for cell in cells(group, measures) for number in (cell or ("", ""))]
-        writer.writerow([*own, *both, len(group.begun)])
+        unfinished = len(group.unfinished)
+        writer.writerow([*own, *both, len(group.counted), len(group.runs) - unfinished, unfinished])
     return text.getvalue()
 
 
@@ -108,7 +115,7 @@ def latex(groups: Sequence[Group]) -> str:
     shape = "l" * len(titles) + "r" * (len(measures) + 1)
     lines = [rf"\begin{{tabular}}{{{shape}}}", r"\toprule", head + r" \\", r"\midrule"]
     for group, own in zip(groups, named, strict=True):
-        seeds = len(group.begun)
+        seeds = len(group.counted)
         both = zip(cells(group, measures), measures, strict=True)
         texts = [written(cell, m, seeds, r" \pm ").replace(",", "{,}") for cell, m in both]
         numbers = [f"${text}$" if text else "" for text in texts]
@@ -119,7 +126,7 @@ def latex(groups: Sequence[Group]) -> str:
 
 def _spanning(groups: Sequence[Group], columns: int) -> list[str]:
     """What must be said beside the numbers, in lines below them."""
-    said = remarks(group.method for group in groups)
+    said = said_beside(groups)
     return [rf"\multicolumn{{{columns}}}{{l}}{{\footnotesize {_escaped(remark)}.}} \\" for remark in said]
 
 
