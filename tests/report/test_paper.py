@@ -8,7 +8,7 @@ from made_up_runs import keep_rounds, write_eventful_run
 
 from bcfl.cli import main
 from bcfl.report.layout import MARK_NAMES, client_graph, marks
-from bcfl.report.reading import group_runs, read_run, read_runs
+from bcfl.report.reading import Group, group_runs, read_run, read_runs
 
 pytest.importorskip("matplotlib")
 
@@ -58,9 +58,39 @@ def test_the_run_that_has_got_furthest_stands_for_its_seeds(
 def test_curves_say_how_many_seeds_they_are_a_mean_of(made_up: MakeRun) -> None:
     runs = read_runs([made_up("a0"), made_up("a1", seed=1), made_up("b", method="bcfl-g", hypotheses=1)])
     for shown, expected in ((runs, ["bcfl-mh-3 (2 seeds)", "bcfl-g (1 seed)"]), (runs[:2], ["bcfl-mh-3 (2 seeds)"])):
-        legend = paper.learning(group_runs(shown)).axes[-1].get_legend()
-        assert legend is not None
+        (legend,) = paper.learning(group_runs(shown)).legends
         assert [text.get_text() for text in legend.get_texts()] == expected
+
+
+@pytest.mark.parametrize("count", [2, 16])
+@pytest.mark.parametrize("label", ["bcfl-mh-3-w", "bcfl-mh-3-w, fusion pooled, " * 8])
+def test_the_legend_stands_below_panels_of_full_size(made_up: MakeRun, count: int, label: str) -> None:
+    run = read_run(made_up())
+    alone = paper.learning([Group("fedavg", {}, [run])])
+    figure = paper.learning([Group(f"{label}{i}", {}, [run]) for i in range(count)])
+    for drawn in (alone, figure):
+        drawn.draw_without_rendering()  # a warning that the layout does not fit would fail here
+    (legend,), panels = figure.legends, [axes.get_tightbbox() for axes in figure.axes]
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert 0 <= box.y0 < box.y1 <= min(panel.y0 for panel in panels if panel is not None)
+    for panel, full in zip(figure.axes, alone.axes, strict=True):
+        assert panel.get_window_extent().height > 0.9 * full.get_window_extent().height
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 40])
+def test_rounds_hypotheses_and_moves_are_counted_in_whole_numbers(made_up: MakeRun, rounds: int) -> None:
+    run = read_run(made_up(rounds=rounds))
+    trellis, certainty = paper.descent(run), paper.certainty(run)
+    assert trellis is not None
+    assert certainty is not None
+    learning, work = paper.learning(group_runs([run])), paper.work(run)
+    counted = [axes.xaxis for figure in (learning, trellis, certainty, work) for axes in figure.axes]
+    for axis in [*counted, trellis.axes[0].yaxis, certainty.axes[1].yaxis]:
+        low, high = axis.get_view_interval()
+        shown = [tick for tick in axis.get_majorticklocs() if min(low, high) <= tick <= max(low, high)]
+        assert shown
+        assert all(float(tick).is_integer() for tick in shown)
 
 
 def test_the_trellis_has_the_pages_marks(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The same figures for print: matplotlib, one column wide, in any format it can write."""
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from bcfl.report.layout import MARK_NAMES, client_graph, columns, mark_places, m
 from bcfl.report.reading import Group, Run, group_runs
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -29,6 +31,8 @@ MARKS: dict[str, Any] = {  # as on the page
     "drift": {"c": COLOURS[4], "marker": "*"},
     "followed": {"facecolors": "none", "edgecolors": COLOURS[4], "marker": "*"},
 }
+LONGEST_LINE = 100  # characters of a legend: digits, which are wide, just fit across two panels
+WHOLE_NUMBERS: Any = {"integer": True, "min_n_ticks": 1}  # ticks of what is counted, even where there is but one
 WIDEST_EDGE = 4.0  # points, of a pair that always shared a cluster
 STYLE: Any = {
     "font.size": 8,
@@ -96,7 +100,7 @@ def _figure(
 
 
 def learning(groups: Sequence[Group]) -> "Figure":
-    """Accuracy and macro F1 by round: mean and one standard deviation over seeds."""
+    """Accuracy and macro F1 by round: mean and one standard deviation over seeds, and below what the curves are."""
     figure, axes = _figure(6.8, 2.4, cols=2)
     for panel, key, title in zip(axes, ("accuracy", "macro_f1"), ("accuracy", "macro F1"), strict=True):
         for index, group in enumerate(groups):
@@ -106,9 +110,23 @@ def learning(groups: Sequence[Group]) -> "Figure":
             if len(group.counted) > 1:
                 panel.fill_between(rounds, mean - deviation, mean + deviation, color=colour(index), alpha=0.18, lw=0)
         panel.set(xlabel="round", ylabel=title)
+        panel.locator_params("x", **WHOLE_NUMBERS)
     if len(groups) > 1 or len(groups[0].counted) > 1:
-        axes[-1].legend(fontsize=7)
+        _legend_below(figure, *axes[0].get_legend_handles_labels())
     return figure
+
+
+def _legend_below(figure: "Figure", lines: Sequence["Artist"], labels: Sequence[str]) -> None:
+    """A legend below all panels in as many columns as fit; the figure is higher by what it takes."""
+    wrapped = [textwrap.fill(label, LONGEST_LINE) for label in labels]
+    width, height = figure.get_size_inches()
+    for num_columns in range(len(labels), 0, -1):
+        legend = figure.legend(lines, wrapped, fontsize=7, ncols=num_columns, loc="outside lower center")
+        size = legend.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+        if size.width <= width or num_columns == 1:
+            break
+        legend.remove()
+    figure.set_figheight(height + size.height)
 
 
 def graph(run: Run) -> "Figure | None":
@@ -197,6 +215,7 @@ def descent(run: Run) -> "Figure | None":
             axes.scatter(*zip(*at, strict=True), s=14, zorder=4, label=MARK_NAMES[kind], **style)
     if happened:
         axes.legend(fontsize=7, ncols=len(MARKS), loc="lower left", bbox_to_anchor=(0, 1))
+    axes.locator_params(**WHOLE_NUMBERS)
     axes.set(xlabel="round", ylabel="hypothesis", ylim=(tree.rank.max() + 1.6, min([0.4, *(p - 0.2 for p in places)])))
     return figure
 
@@ -213,6 +232,7 @@ def certainty(run: Run) -> "Figure | None":
     above.legend(fontsize=7)
     below.bar(rounds, [record["changes"] for record in run.rounds], color=COLOURS[2])
     below.set(xlabel="round", ylabel="moved")
+    below.locator_params(**WHOLE_NUMBERS)
     return figure
 
 
@@ -272,6 +292,7 @@ def work(run: Run) -> "Figure":
     for panel, title in zip(axes, ("model numbers sent", "local steps", "scored examples"), strict=True):
         panel.set(xlabel="round", ylabel=title)
         panel.set_ylim(bottom=0)
+        panel.locator_params("x", **WHOLE_NUMBERS)
     return figure
 
 
