@@ -258,8 +258,9 @@ def test_a_split_file_may_leave_examples_out_and_say_its_groups(pool, tmp_path):
     assert data.num_unused == 1200
     assert data.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert partition(pool, "file", 0, path=path).group is None
-    stored = write_split(tmp_path / "stored.npz", clients_per_group=np.array(4))
-    assert partition(pool, "file", 0, path=stored).group.tolist() == [0] * 4 + [1] * 4
+    for four in (np.array(4), np.array([4])):
+        stored = write_split(tmp_path / "stored.npz", clients_per_group=four)
+        assert partition(pool, "file", 0, path=stored).group.tolist() == [0] * 4 + [1] * 4
     own = write_split(tmp_path / "own.npz", group=np.array([1, 0] * 4))
     assert partition(pool, "file", 0, path=own).group.tolist() == [1, 0] * 4
 

@@ -333,7 +333,7 @@ def _read_split(path: Path, dataset: Dataset, clients_per_group: int | None) -> 
         stored = arrays["clients_per_group"]
         if stored.size != 1 or stored.dtype.kind not in "iu":
             raise ValueError(f"partition file {path}: clients_per_group must be one whole number, got {stored}")
-        clients_per_group = int(stored)
+        clients_per_group = int(stored.item())
     if clients_per_group is not None:
         if clients_per_group < 1:
             raise ValueError(f"clients_per_group = {clients_per_group}: must be at least 1")
