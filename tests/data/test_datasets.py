@@ -6,6 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from bcfl.data.datasets import DATASETS, DIGITS_FIVE, load
+from bcfl.data.sources import cache_folder
 
 
 @pytest.fixture
@@ -121,7 +122,9 @@ def test_one_file_cannot_hold_several_domains(folder):
         load("digits_five", folder / "mnist.npz", domains=["mnist", "usps"])
 
 
-def test_an_absent_domain_can_be_left_out_and_the_error_says_so(folder):
+def test_an_absent_domain_can_be_left_out_and_the_error_says_so(folder, small_images):
+    cache_folder().mkdir()
+    np.savez(cache_folder() / "svhn.npz", **small_images(32, 32, 3))  # which is not where the user says
     with pytest.raises(
         FileNotFoundError, match=r"digits_five: data set 'svhn' not found .* leave this domain out.* data\.domains"
     ):

@@ -160,8 +160,18 @@ def test_a_users_path_goes_before_the_cache_and_is_not_verified(tmp_path, small_
     assert_same(find("mnistm", tmp_path / "own"), own)
     assert_same(find("mnistm"), cached)
     assert_same(find("fashion_mnist", tmp_path / "own"), own)
-    (tmp_path / "own" / "mnistm.npz").unlink()
-    assert_same(find("mnistm", tmp_path / "own"), cached)
+
+
+def test_a_path_that_does_not_hold_the_set_is_refused_whatever_the_cache_holds(tmp_path, small_images):
+    write_npz(cache_folder(), "mnistm", small_images(28, 28, 3))
+    (tmp_path / "figures").mkdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        find("mnistm", tmp_path / "figures")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"data set 'mnistm' not found in {tmp_path / 'figures'}: ")
+    for part in ("put mnistm.npz or mnistm_with_label.mat there", "data.path=PATH (in Python path=", "--data-path"):
+        assert part in message
 
 
 def test_cache_and_system_package_are_verified(tmp_path, small_images, monkeypatch):
@@ -206,10 +216,10 @@ def fake_hub(monkeypatch, arrays, image="image", calls=None):
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
 
 
-def test_the_hub_is_asked_last_and_its_answer_is_cached(monkeypatch, small_images, tmp_path):
+def test_the_hub_is_asked_last_and_its_answer_is_cached(monkeypatch, small_images):
     arrays, calls = small_images(32, 32, 3), []
     fake_hub(monkeypatch, arrays, calls=calls)
-    assert_same(find("svhn", tmp_path), arrays)
+    assert_same(find("svhn"), arrays)
     assert calls == [("ufldl-stanford/svhn", "cropped_digits", split) for split in ("train", "test")]
     assert [file.name for file in cache_folder().iterdir()] == ["svhn.npz"]
     assert_same(find("svhn"), arrays)
@@ -330,17 +340,17 @@ def test_the_real_datasets_library_reads_a_local_copy(monkeypatch, small_images,
         ("synthetic_digits", ["synthetic_digits.npz", "synth_train_32x32.mat", "syn_number.mat"]),
     ],
 )
-def test_an_absent_set_is_answered_with_what_to_do(tmp_path, name, parts):
+def test_an_absent_set_is_answered_with_what_to_do(name, parts):
     with pytest.raises(FileNotFoundError) as caught:
-        find(name, tmp_path)
+        find(name)
     message = str(caught.value)
     assert "\n" not in message
-    for part in (*parts, str(tmp_path), f"into {cache_folder()}", "give data.path=DIR (in Python path=)"):
+    for part in (*parts, f"in {cache_folder()}", f"into {cache_folder()}", "give data.path=DIR (in Python path=)"):
         assert part in message
 
 
 def test_a_path_that_does_not_exist_is_said_so(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere: no such file or directory"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: no such file or directory; .*--data-path"):
         find("cifar10", tmp_path / "nowhere")
 
 

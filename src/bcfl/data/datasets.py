@@ -59,7 +59,10 @@ def full_name(name: str, domains: Sequence[str] | None = None) -> str:
 
 
 def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
-    """The data set `name`, from `path`, the cache, a system package or the Hugging Face hub, the first that has it."""
+    """The data set `name`, from `path` if given, else from the cache, a system package or the Hugging Face hub.
+
+    Those are searched in that order; of `digits_five` every domain that is not bundled must lie in `path`, if given.
+    """
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

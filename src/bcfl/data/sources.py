@@ -1,4 +1,4 @@
-"""Where raw data is found: a path the user gives, the cache, a system package, the Hugging Face hub, in that order."""
+"""Where raw data is found: at a path the user gives, or else in the cache, a system package or the Hugging Face hub."""
 
 import hashlib
 import os
@@ -16,6 +16,7 @@ from bcfl.data import formats
 from bcfl.data.formats import Arrays, Reader
 from bcfl.files import replacing
 
+OTHER_PATH = "say where it lies with data.path=PATH (in Python path=, for `bcfl resume` and `evaluate` --data-path)"
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 
@@ -127,27 +128,34 @@ SOURCES = {
 
 
 def find(name: str, path: str | Path | None = None) -> Arrays:
-    """The raw arrays of `name` from the first place that has them.
+    """The raw arrays of `name` from the user's own `path`; without one, from the first place that has them.
 
-    A user's own `path` is taken as it is; what lies in the cache or comes from elsewhere must match the checksum.
+    What lies at `path` is taken as it is; what lies in the cache or comes from elsewhere must match the checksum.
     """
-    source = SOURCES[name]
     if path is not None:
-        path = Path(path).expanduser()
-        if path.is_file():
-            return _read(name, _npz(name), [path])
-        if not path.is_dir():
-            raise FileNotFoundError(f"path {path}: no such file or directory")
-        if (arrays := _read_folder(name, path)) is not None:
-            return arrays
-    for place in (cache_folder(), source.package):
+        return _read_own(name, Path(path).expanduser())
+    for place in (cache_folder(), SOURCES[name].package):
         if place is not None and (arrays := _read_folder(name, place)) is not None:
             _verify(name, arrays, str(place))
             return arrays
-    arrays = _fetch(name, path)
+    arrays = _fetch(name)
     _verify(name, arrays, "the Hugging Face hub")
     _store(name, arrays)
     return arrays
+
+
+def _read_own(name: str, path: Path) -> Arrays:
+    """The arrays that a user's own file or folder holds; if it does not, nothing else takes their place."""
+    if path.is_file():
+        return _read(name, _npz(name), [path])
+    if not path.is_dir():
+        raise FileNotFoundError(f"path {path}: no such file or directory; {OTHER_PATH}")
+    if (arrays := _read_folder(name, path)) is not None:
+        return arrays
+    raise FileNotFoundError(
+        f"data set {name!r} not found in {path}: put {_wanted(name)} there or into {path / name}; {OTHER_PATH}; "
+        f"without a path it is looked for in the cache and beyond"
+    )
 
 
 def cache_folder() -> Path:
@@ -232,15 +240,15 @@ def _in_original_order(name: str, arrays: Arrays) -> Arrays:
     return arrays | {key: arrays[key][order] for key in ("x_train", "y_train")}
 
 
-def _fetch(name: str, path: Path | None) -> Arrays:
+def _fetch(name: str) -> Arrays:
     """The arrays from the Hugging Face hub; any failure there means that the data set is absent."""
     hub = SOURCES[name].hub
     if hub is None:
-        raise _missing(name, path, "it cannot be downloaded automatically")
+        raise _missing(name, "it cannot be downloaded automatically")
     try:
         import datasets
     except ImportError as error:
-        raise _missing(name, path, f"or pip install 'bcfl[data]' to download {hub.repository}") from error
+        raise _missing(name, f"or pip install 'bcfl[data]' to download {hub.repository}") from error
     arrays: Arrays = {}
     progress = console_for(stderr=True)
     try:
@@ -255,7 +263,7 @@ def _fetch(name: str, path: Path | None) -> Arrays:
         _check(name, arrays)
         arrays = _in_original_order(name, arrays)
     except Exception as error:  # network, hub, pyarrow and Pillow each have errors of their own
-        raise _missing(name, path, f"downloading {hub.repository} failed: {one_line(error)}") from error
+        raise _missing(name, f"downloading {hub.repository} failed: {one_line(error)}") from error
     return arrays
 
 
@@ -267,15 +275,19 @@ def _store(name: str, arrays: Arrays) -> None:
         np.savez(file, allow_pickle=False, **arrays)
 
 
-def _missing(name: str, path: Path | None, advice: str) -> FileNotFoundError:
+def _missing(name: str, advice: str) -> FileNotFoundError:
     source = SOURCES[name]
-    wanted = " or ".join([f"{name}.npz", *(" + ".join(raw.files) for raw in source.formats)])
-    places = [str(place) for place in (path, cache_folder(), source.package) if place is not None]
+    places = [str(place) for place in (cache_folder(), source.package) if place is not None]
     package = f", install the system package {source.package_name}" if source.package else ""
     return FileNotFoundError(
-        f"data set {name!r} not found in {', '.join(places)}: put {wanted} into {cache_folder() / name}, or give "
-        f"data.path=DIR (in Python path=), a directory with that{package}; {advice}"
+        f"data set {name!r} not found in {', '.join(places)}: put {_wanted(name)} into {cache_folder() / name}, or "
+        f"give data.path=DIR (in Python path=), a directory with that{package}; {advice}"
     )
+
+
+def _wanted(name: str) -> str:
+    """The files that are the data set, in any of its formats."""
+    return " or ".join([f"{name}.npz", *(" + ".join(raw.files) for raw in SOURCES[name].formats)])
 
 
 def one_line(error: Exception) -> str:
