@@ -38,6 +38,27 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
     assert not existed or path.read_bytes() == b"before"
 
 
+@pytest.mark.parametrize("broken", ["write", "fsync", "replace", "open"])
+def test_a_write_that_fails_names_the_file_that_was_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    path = tmp_path / "a.json"
+    if broken == "fsync":
+        monkeypatch.setattr(os, "fsync", fail)
+    elif broken == "replace":
+        path.mkdir()
+    elif broken == "open":
+        path = tmp_path / "nowhere" / "a.json"
+    with pytest.raises(OSError, match=rf"\[Errno \d+\] [A-Z][a-z ]+: '{path}'$") as caught, replacing(path) as file:
+        fail() if broken == "write" else file.write(b"after")
+    assert caught.value.errno in (errno.ENOSPC, errno.EISDIR, errno.ENOENT)
+
+
+def test_an_error_about_another_file_stays_about_that(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"'other'$"), replacing(tmp_path / "a.json"):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "other")
+
+
 def test_what_several_processes_write_at_once_is_always_a_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     with replacing(path, shared=True) as one, replacing(path, shared=True) as other:

@@ -25,10 +25,19 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(path)) from error  # its user knows no temporary file
         raise
+
+
+def make_way_for(path: Path, option: str) -> None:
+    """The folder of the file that `option` names is there, and no folder stands in the file's place."""
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder, give a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -3,16 +3,16 @@
 from argparse import Namespace
 from pathlib import Path
 
-from bcfl.files import write_atomically
+from bcfl.files import make_way_for, write_atomically
 from bcfl.report.html import report
 from bcfl.report.reading import group_runs, read_runs, unfinished_runs
 from bcfl.report.tables import FORMATS
 
 
 def write_report(options: Namespace) -> int:
-    page = report(read_runs(options.runs)).encode()
     out: Path = options.out
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_way_for(out, "--out")
+    page = report(read_runs(options.runs)).encode()
     write_atomically(out, page)
     print(f"{out} ({len(page) / 1e6:.1f} MB): open it in any browser")
     return 0

@@ -3,6 +3,7 @@
 import json
 import math
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,27 +16,35 @@ from bcfl.data.formats import load_npz
 from bcfl.evidence import Temperature
 from bcfl.experiment.evaluation import evaluate
 from bcfl.experiment.prediction import Newcomer, Spread
+from bcfl.experiment.result import Result
 from bcfl.experiment.run import load_result
 from bcfl.experiment.store import to_json
-from bcfl.files import write_atomically
+from bcfl.files import make_way_for, write_atomically
 
 SHOWN_CLIENTS = 12
 
 
 def associate_newcomer(options: Namespace) -> int:
     if options.save:
-        options.save.parent.mkdir(parents=True, exist_ok=True)
+        make_way_for(options.save, "--save")
     result = load_result(options.run)
     x, y = _read_examples(options.data, options.examples)
     newcomer = result.associate(x, y, temperature=_temperature(options.temperature), prior=options.prior)
-    if options.save:
-        newcomer.save(options.save)
-    members = [int((result.assignment == cluster).sum()) for cluster in range(len(newcomer.probability))]
     if options.json:
         print(json.dumps(_as_plain(newcomer)))
-        return 0
+    else:
+        _print_newcomer(newcomer, result, options.data.name)
+    if options.save:  # last, so that a full disk takes nothing that was found
+        newcomer.save(options.save)
+        if not options.json:
+            console_for().print(f"the model of cluster {newcomer.cluster} is in {options.save}", soft_wrap=True)
+    return 0
+
+
+def _print_newcomer(newcomer: Newcomer, result: Result, name: str) -> None:
+    members = [int((result.assignment == cluster).sum()) for cluster in range(len(newcomer.probability))]
     console = console_for()
-    table = Table(title=f"where {options.data.name} belongs, by {newcomer.num_examples} examples", title_justify="left")
+    table = Table(title=f"where {name} belongs, by {newcomer.num_examples} examples", title_justify="left")
     for title in ("cluster", "probability", "clients of the run"):
         table.add_column(title, justify="right")
     for cluster, probability in enumerate(newcomer.probability.tolist()):
@@ -53,9 +62,6 @@ def associate_newcomer(options: Namespace) -> int:
     names = ", ".join(f"{client} ({p:.2f})" for p, client in alike[:SHOWN_CLIENTS])
     more = f", … {len(alike) - SHOWN_CLIENTS} more" if len(alike) > SHOWN_CLIENTS else ""
     console.print(f"shares a cluster with clients (probability): {names or 'none'}{more}", soft_wrap=True)
-    if options.save:
-        console.print(f"the model of cluster {newcomer.cluster} is in {options.save}", soft_wrap=True)
-    return 0
 
 
 def _as_plain(newcomer: Newcomer) -> dict[str, Any]:
@@ -108,16 +114,21 @@ def evaluate_run(options: Namespace) -> int:
     prior = math.inf if automatic else _number(options.prior_precision, "--prior-precision", allowed)
     spread = Spread(options.beliefs, options.samples, prior)
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
+        make_way_for(options.out, "--out")
     result = load_result(options.run)
     if options.data_path is not None:
         result = replace(result, config=result.config.with_data_path(str(options.data_path)))
     found = evaluate(result, spread, choose=automatic)
-    if options.out:
-        write_atomically(options.out, to_json(found))
     if options.json:
         print(json.dumps(found))
-        return 0
+    else:
+        _print_evaluation(found, automatic)
+    if options.out:  # last, so that a full disk takes nothing that was found
+        write_atomically(options.out, to_json(found))
+    return 0
+
+
+def _print_evaluation(found: Mapping[str, Any], automatic: bool) -> None:
     table = Table(title=f"{found['method']}, seed {found['seed']}: predictions as probabilities", title_justify="left")
     titles = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
     shares = (0.5, 0.8, 0.9)
@@ -131,7 +142,6 @@ def evaluate_run(options: Namespace) -> int:
         table.add_row(name, *(f"{part[k]:.4f}" for k in titles), *(f"{curve[share]:.4f}" for share in shares))
     console = console_for()
     console.print(table)
-    if options.beliefs != "mean":
+    if found["beliefs"] != "mean":
         chosen = " (chosen on validation data)" if automatic else ""
         console.print(f"prior precision {found['prior_precision']}{chosen}")
-    return 0
