@@ -104,8 +104,9 @@ def test_a_mistake_in_the_last_run_shows_before_the_first(
     tmp_path: Path, calls: list[tuple[str, str]], mistake: list[str], says: str
 ) -> None:
     wrong = small_config(*mistake)
-    with pytest.raises(ValueError, match=says):
-        sweep(plan([small_config(), *configs(), wrong], tmp_path / "runs"), 1)
+    runs = plan([small_config(), *configs(), wrong], tmp_path / "runs")
+    with pytest.raises(ValueError, match=rf"^run {runs[-1].path.name}: .*{says}"):
+        sweep(runs, 1)
     assert calls == []
     assert list(tmp_path.iterdir()) == []
 
@@ -331,20 +332,24 @@ def test_the_first_seed_of_all_files_comes_before_the_second_of_any(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("sweep = 3", "sweep in .* must be a section"),
-        ("[sweep]\nvary = 3", "sweep in .* must be a section"),
+        ("sweep = 3", "sweep must be a section"),
+        ("[sweep]\nvary = 3", "sweep must be a section"),
         ("[sweep]\nseed = [1]", r"unknown key sweep\.seed"),
-        ("[sweep]\nseeds = 3", "experiment.seed must be section.key with a list"),
-        ("[sweep]\nmethods = []", "method.name must be section.key with a list"),
-        ('[sweep]\nvary = { "rounds" = [1] }', "rounds must be section.key"),
+        ("[sweep]\nseeds = 3", "sweep.seeds must be a list of at least one value, got 3"),
+        ("[sweep]\nmethods = []", r"sweep.methods must be a list of at least one value, got \[\]"),
+        ('[sweep]\nmethods = "bcfl-g"', "sweep.methods must be a list of at least one value, got 'bcfl-g'"),
+        ('[sweep]\nvary = { "rounds" = [1] }', 'sweep.vary: rounds must be "section.key" with a list'),
+        ('[sweep]\nvary = { experiment.rounds = [1] }', 'sweep.vary: experiment must be "section.key" with a list'),
+        ('[sweep]\nvary = { "experiment.rounds" = 1 }', 'rounds must be "section.key" with a list .*, got 1'),
+        ("[method]\nselction = 1", r"unknown key method\.selction"),
         ('[sweep]\nvary = { "experiment.round" = [1] }', "did you mean experiment.rounds?"),
         ('[sweep]\nmethods = ["fedavgg"]', "did you mean 'fedavg'"),
         ('[sweep]\nseeds = [1]\nvary = { "experiment.seed" = [2] }', "must not do so again"),
         ("method = 3", "method must be a section of settings, got 3"),
         ('[sweep]\nmethods = [3, "fedavg"]', "method.name must be a text, got 3"),
         ('[sweep]\nmethods = [["fedavg"]]', "method.name must be a text"),
-        ("[sweep]\noptions = 3", r"sweep\.options in .* must hold a section for each method"),
-        ('[sweep]\nmethods = ["fedsoft"]\noptions = { fedsoft = 1 }', r"sweep\.options in .* must hold a section"),
+        ("[sweep]\noptions = 3", r"sweep\.options must hold a section for each method"),
+        ('[sweep]\nmethods = ["fedsoft"]\noptions = { fedsoft = 1 }', r"sweep\.options must hold a section"),
         (
             '[sweep]\nmethods = ["fedsoft"]\n[sweep.options.fedsof]\nproximal = 1',
             r"unknown method sweep\.options\.fedsof; did you mean sweep\.options\.fedsoft\?",
@@ -365,10 +370,11 @@ def test_the_first_seed_of_all_files_comes_before_the_second_of_any(tmp_path: Pa
     ],
 )
 def test_a_sweep_file_with_a_mistake_is_refused(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "a.toml"
+    first, path = tmp_path / "first.toml", tmp_path / "a.toml"
+    first.write_text("")
     path.write_text(text)
-    with pytest.raises(ValueError, match=says):
-        expand([path])
+    with pytest.raises(ValueError, match=rf"^{path}: .*{says}"):
+        expand([first, path])
 
 
 def test_settings_that_differ_tell_runs_apart() -> None:

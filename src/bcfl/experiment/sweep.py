@@ -88,18 +88,29 @@ def expand(paths: Iterable[Path], overrides: Iterable[str] = ()) -> list[Config]
 
     An override of what varies takes the place of the list: the sweep is narrowed to that value.
     """
-    overrides = list(overrides)
-    found = [pair for path in paths for pair in _expand_one(path, overrides)]
+    changed = dict(map(parse_override, overrides))
+    found: list[tuple[int, Config]] = []
+    for path in paths:
+        values = read_toml(path)
+        with _naming(path):
+            found += _expand_one(values, changed)
     return [config for _, config in sorted(found, key=lambda pair: pair[0])]
 
 
-def _expand_one(path: Path, overrides: Sequence[str]) -> Iterator[tuple[int, Config]]:
-    """Every combination that the file asks for, with its seed's place in the list of seeds."""
-    values = read_toml(path)
+@contextlib.contextmanager
+def _naming(culprit: object) -> Iterator[None]:
+    """What is wrong in here is told of that file or run: there are several."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{culprit}: {error}") from error
+
+
+def _expand_one(values: dict[str, Any], changed: Mapping[str, Any]) -> Iterator[tuple[int, Config]]:
+    """Every combination that a file's values ask for, with its seed's place in the list of seeds."""
     section = values.pop("sweep", {})
-    vary = _what_varies(path, section)
-    options_of = _options_of_methods(path, section.get("options", {}), vary.get("method.name", []))
-    changed = dict(map(parse_override, overrides))
+    vary = _what_varies(section)
+    options_of = _options_of_methods(section.get("options", {}), vary.get("method.name", []))
     vary = {key: choices for key, choices in vary.items() if key not in changed}
     for combination in itertools.product(*vary.values()):
         own = copy.deepcopy(values)
@@ -114,25 +125,32 @@ def _expand_one(path: Path, overrides: Sequence[str]) -> Iterator[tuple[int, Con
         yield vary.get("experiment.seed", [config.experiment.seed]).index(config.experiment.seed), config
 
 
-def _what_varies(path: Path, section: Any) -> dict[str, list[Any]]:
+def _what_varies(section: Any) -> dict[str, list[Any]]:
     """The values of every setting that the file's [sweep] section lists: section.key -> values."""
     if not isinstance(section, dict) or not isinstance(section.get("vary", {}), dict):
-        raise ValueError(f"sweep in {path} must be a section, and so must sweep.vary")
+        raise ValueError("sweep must be a section, and so must sweep.vary")
     refuse_unknown(section, {"methods", "seeds", "vary", "options"}, "key", "sweep.")
     listed = {key: section[name] for name, key in LISTED.items() if name in section}
-    vary = {**listed, **section.get("vary", {})}
-    if len(vary) < len(listed) + len(section.get("vary", {})):
-        raise ValueError(f"sweep in {path} lists methods or seeds, so sweep.vary must not do so again")
+    vary = section.get("vary", {})
+    if listed.keys() & vary.keys():
+        raise ValueError("sweep lists methods or seeds, so sweep.vary must not do so again")
+    for name in LISTED:
+        if name in section and not _are_choices(section[name]):
+            raise ValueError(f"sweep.{name} must be a list of at least one value, got {section[name]!r}")
     for key, choices in vary.items():
-        if not isinstance(choices, list) or not choices or "." not in key:
-            raise ValueError(f"sweep in {path}: {key} must be section.key with a list of at least one value")
-    return vary
+        if "." not in key or not _are_choices(choices):
+            raise ValueError(f'sweep.vary: {key} must be "section.key" with a list of some values, got {choices!r}')
+    return {**listed, **vary}
 
 
-def _options_of_methods(path: Path, section: Any, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _are_choices(choices: Any) -> bool:
+    return isinstance(choices, list) and bool(choices)
+
+
+def _options_of_methods(section: Any, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What [sweep.options] sets for single methods: method -> option -> value."""
     if not isinstance(section, dict) or not all(isinstance(options, dict) for options in section.values()):
-        raise ValueError(f"sweep.options in {path} must hold a section for each method that has options of its own")
+        raise ValueError("sweep.options must hold a section for each method that has options of its own")
     refuse_unknown(section, map(str, methods), "method", "sweep.options.")
     return section
 
@@ -273,14 +291,16 @@ def _check(runs: Sequence[Planned], open_runs: Sequence[Planned]) -> int:
     absent: set[DataConfig] = set()  # to look for them again, for every seed, may take long
     num_clients = []
     for group in sharing_data.values():
-        posed = [run.config for run in group if run.path in to_pose]
-        data = load_data(posed[0]) if posed else _data_at_hand(group[0].config, absent)
+        posed = [run for run in group if run.path in to_pose]
+        with _naming(f"run {(posed or group)[0].path.name}"):
+            data = load_data(posed[0].config) if posed else _data_at_hand(group[0].config, absent)
         if data is None:
             continue
         for run in group:
             _refuse_other_data(run, data)
-        for config in posed:
-            _try_model(config, data, pose(config, data, model_factory(config)).factory)
+        for run in posed:
+            with _naming(f"run {run.path.name}"):
+                _try_model(run.config, data, pose(run.config, data, model_factory(run.config)).factory)
         if posed:
             num_clients.append(data.num_clients)
     return min(num_clients, default=1)
