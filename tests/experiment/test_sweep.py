@@ -339,7 +339,7 @@ def test_the_first_seed_of_all_files_comes_before_the_second_of_any(tmp_path: Pa
         ("[sweep]\nmethods = []", r"sweep.methods must be a list of at least one value, got \[\]"),
         ('[sweep]\nmethods = "bcfl-g"', "sweep.methods must be a list of at least one value, got 'bcfl-g'"),
         ('[sweep]\nvary = { "rounds" = [1] }', 'sweep.vary: rounds must be "section.key" with a list'),
-        ('[sweep]\nvary = { experiment.rounds = [1] }', 'sweep.vary: experiment must be "section.key" with a list'),
+        ("[sweep]\nvary = { experiment.rounds = [1] }", 'sweep.vary: experiment must be "section.key" with a list'),
         ('[sweep]\nvary = { "experiment.rounds" = 1 }', 'rounds must be "section.key" with a list .*, got 1'),
         ("[method]\nselction = 1", r"unknown key method\.selction"),
         ('[sweep]\nvary = { "experiment.round" = [1] }', "did you mean experiment.rounds?"),

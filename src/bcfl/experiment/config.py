@@ -1,5 +1,6 @@
 """What a run is: five sections of settings, checked once at the border. Nothing else decides its results."""
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
@@ -282,7 +283,8 @@ def check_type(value: Any, hint: Any, key: str) -> Any:
             kinds = get_args(option)
             length_fits = kinds[-1] is Ellipsis or len(kinds) == len(value)
             if length_fits:
-                return tuple(check_type(part, kinds[0], key) for part in value)
+                with contextlib.suppress(ValueError):  # which is about a part: the whole is told below
+                    return tuple(check_type(part, kinds[0], key) for part in value)
     raise ValueError(f"{key} must be {in_words(hint)}, got {value!r}")
 
 
@@ -304,9 +306,18 @@ def in_words(hint: Any) -> str:
     for option in _options(hint):
         if get_origin(option) is Literal:
             described.append(" or ".join(f'"{choice}"' for choice in get_args(option)))
+        elif get_origin(option) is tuple:
+            described.append(f"a list of {_several(get_args(option))}")
         else:
-            described.append(words.get(option, "a list"))
+            described.append(words[option])
     return " or ".join(described)
+
+
+def _several(kinds: tuple[Any, ...]) -> str:
+    """What a list holds that is of these types: `int, ...` or `int, int`."""
+    kind, count = kinds[0], "" if kinds[-1] is Ellipsis else f"{len(kinds)} "
+    words = {int: "whole numbers", float: "numbers", str: "texts"}
+    return count + (words[kind] if kind in words else f"lists of {_several(get_args(kind))}")
 
 
 def refuse_unknown(values: Iterable[str], allowed: Iterable[str], what: str, prefix: str = "") -> None:
