@@ -89,7 +89,7 @@ def test_what_is_unknown_or_of_the_wrong_type_is_named(values: dict[str, object]
         ("experiment.seed", [-1]),
         ("experiment.evaluate_every", [0]),
         ("experiment.checkpoint_every", [0]),
-        ("experiment.clients_per_round", [0]),
+        ("experiment.clients_per_round", [0, -2, 1.5]),
         ("experiment.dropout", [-0.1, 1]),
         ("experiment.straggling", [1]),
         ("experiment.joins", [[[-1, 2]], [[1, 0]], [[1, 2], [1, 3]]]),

@@ -446,6 +446,7 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path: Path, expected: dict[s
 def test_a_problem_that_is_not_sound_writes_nothing(tmp_path: Path) -> None:
     for overrides, says in [
         (("method.num_clusters=9",), "method.num_clusters is 9, but there are only 8 clients"),
+        (("experiment.clients_per_round=9",), "experiment.clients_per_round is 9, but there are 8 clients"),
         (("method.name=bcfl-c-70000", "method.num_clusters=4"), "keeps 70000 hypotheses.*allow only 65536"),
         (("method.cluster_size=[3,4]",), r"cluster_size \[3, 4\] with 4 clusters takes 12 to 16 clients"),
         (("method.cluster_size=[0,1]",), "takes 0 to 4 clients, but there are 8"),

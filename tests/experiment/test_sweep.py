@@ -96,6 +96,7 @@ def test_a_run_killed_before_its_first_round_goes_on(tmp_path: Path, calls: list
     [
         (["method.name=bcfl-mh-3", "method.num_clusters=50"], r"method\.num_clusters is 50"),
         (["experiment.joins=[[99, 2]]"], "99"),
+        (["experiment.clients_per_round=9"], "experiment.clients_per_round is 9, but there are 8"),
         (["model.factory=nowhere:net"], r"model\.factory 'nowhere:net' cannot be imported"),
         (["model.name=cifar_cnn"], "model does not accept inputs of shape"),
     ],

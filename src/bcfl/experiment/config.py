@@ -349,7 +349,11 @@ def _check_ranges(config: Config) -> None:
         "experiment.seed": (experiment.seed >= 0, "≥ 0"),
         "experiment.evaluate_every": (experiment.evaluate_every >= 1, "≥ 1"),
         "experiment.checkpoint_every": (experiment.checkpoint_every >= 1, "≥ 1"),
-        "experiment.clients_per_round": (experiment.clients_per_round > 0, "> 0"),
+        "experiment.clients_per_round": (
+            0 < experiment.clients_per_round <= 1
+            or (experiment.clients_per_round > 1 and experiment.clients_per_round.is_integer()),
+            "a share in (0, 1] or a whole number of clients",
+        ),
         "experiment.dropout": (0 <= experiment.dropout < 1, "in [0, 1)"),
         "experiment.straggling": (0 <= experiment.straggling < 1, "in [0, 1)"),
         "experiment.joins": (

@@ -70,6 +70,9 @@ def suitable_method(config: Config, num_clients: int) -> Method:
     num_clusters = getattr(method, "num_clusters", 1)
     if num_clusters > num_clients:
         raise ValueError(f"method.num_clusters is {num_clusters}, but there are only {num_clients} clients")
+    per_round = config.experiment.clients_per_round
+    if per_round > num_clients:
+        raise ValueError(f"experiment.clients_per_round is {per_round:g}, but there are {num_clients} clients")
     _check_joins(config, num_clients)
     max_hypotheses = getattr(method, "max_hypotheses", 1)
     possible = num_hypotheses(num_clusters, min(num_clients, 64), overlapping=False)

@@ -308,8 +308,9 @@ def _check(runs: Sequence[Planned], open_runs: Sequence[Planned]) -> int:
 
 def _what_decides_soundness(config: Config) -> tuple[Any, ...]:
     """Of runs for which this is the same, all can be run or none."""
-    own = json.dumps(config.method), config.model, config.training.batch_size, config.experiment.joins
-    return *own, _what_decides_data(config)
+    own = json.dumps(config.method), config.model, config.training.batch_size
+    who = config.experiment.clients_per_round, config.experiment.joins
+    return *own, *who, _what_decides_data(config)
 
 
 def _try_model(config: Config, data: FederatedData, factory: ModelFactory) -> None:
