@@ -134,7 +134,7 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "negative label": (own("negative_label"), "client 0: y holds the negative label -1"),
     "non-finite features": (own("not_finite"), "client 1: x holds values that are not finite"),
     "features of other shapes": (own("odd_shapes"), "client 1: features of shape (5,)"),
-    "factory that returns nothing": (own("nothing"), "data.factory 'mine:nothing' failed: TypeError"),
+    "factory that returns nothing": (own("nothing"), "clients must be a list of clients, got NoneType"),
     "factory of clients by name": (own("by_name"), "got a mapping: pass list(clients.values())"),
     "factory of no clients": (own("no_clients"), "at least one client is needed"),
     "factory that fails": (own("fails"), "data.factory 'mine:fails' failed: KeyError: 'my own\\nmistake'"),

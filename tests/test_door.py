@@ -352,6 +352,12 @@ def test_clients_by_name_are_refused_with_the_way_to_give_them() -> None:
         bcfl.train(small_net, by_name, **QUICK)
 
 
+@pytest.mark.parametrize(("wrong", "kind"), [(None, "NoneType"), (3, "int")])
+def test_clients_that_are_no_list_are_refused(wrong: Any, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"^clients must be a list of clients, got {kind}$"):
+        bcfl.train(small_net, wrong, **QUICK)
+
+
 def test_all_of_the_experiment_is_set_in_python() -> None:
     further = {"evaluate_every": 2, "joins": [[1, 2]], "mixture": True}
     result = bcfl.train(small_net, federation(), experiment=further, **QUICK)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bcfl.data.arrays import listed
 from bcfl.experiment.config import FROM_PYTHON, parse_config, settings_named
 from bcfl.experiment.result import Result
 from bcfl.experiment.run import Observer, is_unfinished, load_result, prolong, resume, start
@@ -68,7 +69,7 @@ def train(
         raise ValueError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
     folder = None if out is None else Path(out)
     how: dict[str, Any] = {"num_workers": num_workers, "device": str(device), "observers": observers}
-    own: dict[str, Any] = {"clients": clients, "factory": model, **how}
+    own: dict[str, Any] = {"clients": listed(clients), "factory": model, **how}
     if go_on_from is not None:
         if folder is None:
             raise ValueError("go_on_from needs out, a new folder for the longer run")

@@ -88,6 +88,8 @@ def test_a_read_only_array_is_taken():
         ("data.csv", r"client 1: must be \(x, y\)"),
         ((np.array(["a"] * 4), Y), "client 1: is not made of numbers"),
         (([[1, 2], [3]], Y), "client 1: is not made of numbers"),
+        ((X.to(torch.complex64), Y), "client 1: x is complex, but must be real numbers"),
+        ((X, Y, X.numpy() * 1j, Y), r"client 1 \(test\): x is complex"),
         ({"x": X, "labels": Y}, "client 1: keys must be x, y .* not x, labels"),
         ({"x": X, "y": Y, "x_test": X}, "client 1: keys must be x, y and perhaps x_test with y_test"),
         ({"x": X, "y": Y, "group": "north"}, "client 1: group must be a whole number from 0, not 'north'"),

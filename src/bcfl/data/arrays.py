@@ -13,10 +13,14 @@ from bcfl.data.partition import FederatedData
 
 
 def listed(clients: Iterable[Any]) -> list[Any]:
-    """The clients as a list; a mapping is refused, as it would give its keys."""
+    """The clients as a list; what is none is refused, and so is a mapping, as it would give its keys."""
     if isinstance(clients, Mapping):
         raise ValueError("clients must be a list, got a mapping: pass list(clients.values())")
-    return list(clients)
+    try:
+        one_by_one = iter(clients)
+    except TypeError:
+        raise ValueError(f"clients must be a list of clients, got {type(clients).__name__}") from None
+    return list(one_by_one)
 
 
 def from_arrays(clients: Iterable[Any], *, description: str = "own clients") -> FederatedData:
@@ -106,6 +110,8 @@ def checked(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{who}: y must be one row of integer labels, but is {y.dtype} of shape {tuple(y.shape)}")
     if x.dim() == 0 or len(x) != len(y):
         raise ValueError(f"{who}: x has {len(x) if x.dim() else 'no'} rows but y has {len(y)}")
+    if x.is_complex():
+        raise ValueError(f"{who}: x is complex, but must be real numbers")
     if not x.is_floating_point() and len(x) and not torch.equal(x.to(torch.float32).to(x.dtype), x):
         raise ValueError(f"{who}: x holds whole numbers that float32 cannot tell apart, such as {int(x.abs().max())}")
     x, y = x.to(torch.float32), y.to(torch.int64)
