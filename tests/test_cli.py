@@ -90,8 +90,9 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(**changes: str) -> list[str]:
-    """--set options of a run of a second; section__key=value changes them."""
-    values = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
+    """--set options of a run of a second; section__key=value changes them, and one's own data are not cut."""
+    small = {key: value for key, value in SMALL.items() if "data__factory" not in changes or key != "data.partition"}
+    values = small | {key.replace("__", "."): value for key, value in changes.items()}
     return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
 
 
@@ -103,8 +104,8 @@ def call(arguments: list[str]) -> int:
 
 
 def own(factory: str, **changes: str) -> list[str]:
-    return ["run", *settings(data__factory=f"mine:{factory}", model__factory="mine:model", method__num_clusters="2"),
-            *settings(**changes)[2 * len(SMALL) :]]  # fmt: skip
+    mine = {"data__factory": f"mine:{factory}", "model__factory": "mine:model", "method__num_clusters": "2"}
+    return ["run", *settings(**mine | changes)]
 
 
 DRY_RUN = ["sweep", str(ROOT / "experiments/table1-cifar10.toml"), "--dry-run"]
@@ -150,6 +151,8 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "model without parameters": (["run", *settings(model__factory="mine:no_parameters")], "no parameters to train"),
     "clusters that begin alike": (own("clients", model__factory="mine:same_model"), "clusters would stay alike"),
     "model that fails": (["run", *settings(model__factory="mine:fails")], "'mine:fails' failed: KeyError"),
+    "own clients, cut": (own("clients", data__partition="label(4,5,0.1)"), "data.partition is for named data sets"),
+    "own clients, named": (own("clients", data__name="cifar10"), "data.name is for named data sets: leave it out"),
     "own clients without a model": (["run", *settings(data__factory="mine:clients")], "model.name must be given"),
     "negative seed": (["run", *settings(), "--seed", "-1"], "experiment.seed must be ≥ 0, got -1"),
     "seed that is no number": (["run", "--seed", "x"], "argument --seed"),

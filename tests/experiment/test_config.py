@@ -289,6 +289,18 @@ def test_data_of_the_users_own_decide_nothing_about_the_model() -> None:
     assert parse_config({"data": some | {"domains": list(DIGITS_FIVE)}}).label == "digits_five-bcfl-mh-3-s0"
 
 
+@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(DataConfig) if field.name != "factory"])
+def test_what_own_clients_would_ignore_is_refused_but_read_from_older_runs(key: str) -> None:
+    given = {"factory": "a:b", key: getattr(OTHER["data"], key) or "there"}
+    own = [f"data.{name}={json.dumps(value)}" for name, value in given.items()]
+    if key in ("seed", "validation", "drift_round", "drift_share"):
+        assert load_config(None, own).data.factory == "a:b"
+        return
+    with pytest.raises(ValueError, match=f"^data.{key} is for named data sets: leave it out"):
+        load_config(None, own)
+    assert parse_config({"data": given}).data.factory == "a:b"
+
+
 OTHER = {
     "data": DataConfig(
         name="cifar10",

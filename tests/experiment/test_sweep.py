@@ -234,7 +234,8 @@ def test_complete_runs_are_read_where_their_data_are_absent(
     monkeypatch.syspath_prepend(tmp_path)
     runs = runs_on_file(tmp_path)
     if absent == "the user's module":
-        runs = plan(configs("data.factory=own_data:clients", "model.name=mlp")[:2], tmp_path / "runs")
+        own = configs("data.factory=own_data:clients", "data.partition=feature(4,5)", "model.name=mlp")
+        runs = plan(own[:2], tmp_path / "runs")
     done = sweep(runs[:2], 1)
     if absent == "the split":
         (tmp_path / "split.npz").unlink()
@@ -367,6 +368,7 @@ def test_the_first_seed_of_all_files_comes_before_the_second_of_any(tmp_path: Pa
         ('[sweep]\nvary = { "data.name" = ["digits", "mnist5"] }', "unknown data set mnist5"),
         ('[data]\npartition = "feature(4)"', r"partition 'feature\(4\)' is not one of"),
         ('[model]\nname = "mpl"', "unknown model 'mpl'; did you mean 'mlp'"),
+        ('[data]\nfactory = "mine:clients"\nshare_floor = 0.01', "data.share_floor is for named data sets"),
         ('[data]\nfactory = "mine:clients"', "model.name must be given for these data, one of: mlp"),
     ],
 )

@@ -34,6 +34,7 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("method", "racing"): 0.0,
     ("method", "search"): "exact",
 }
+WITH_OWN_DATA = {"factory", "seed", "validation", "drift_round", "drift_share"}  # what of [data] a factory leaves open
 MODEL_FOR = {
     "digits": "mlp",
     "fashion_mnist": "fashion_cnn",
@@ -180,7 +181,21 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), **experiment: 
         apply_override(values, override)
     own = section_of(values, "experiment")
     own.update({key: value for key, value in experiment.items() if value is not None})
-    return parse_config(values)
+    config = parse_config(values)
+    refuse_ignored(config.data)
+    return config
+
+
+def refuse_ignored(data: DataConfig) -> None:
+    """Nothing happens unless a user's own clients come with settings of a named data set, which would be ignored.
+
+    For what a user writes, not for what runs have written down: their defaults may have been others.
+    """
+    for field in dataclasses.fields(data) if data.factory is not None else ():
+        if field.name not in WITH_OWN_DATA and getattr(data, field.name) != field.default:
+            raise ValueError(
+                f"data.{field.name} is for named data sets: leave it out, data.factory gives its clients as they are"
+            )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

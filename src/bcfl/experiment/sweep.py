@@ -30,6 +30,7 @@ from bcfl.experiment.config import (
     parse_config,
     parse_override,
     read_toml,
+    refuse_ignored,
     refuse_unknown,
     set_value,
 )
@@ -157,6 +158,7 @@ def _options_of_methods(section: Any, methods: Sequence[str]) -> dict[str, dict[
 
 def _check_names(config: Config) -> None:
     """Nothing happens if the data set, the kind of partition and the model are known; no data are needed for that."""
+    refuse_ignored(config.data)
     if config.data.factory is None:
         refuse_unknown([config.data.name], DATASETS, "data set")
         least = config.data.min_examples, config.data.min_test_examples
