@@ -15,6 +15,7 @@ from bcfl.experiment.config import (
     parse_config,
     parse_section,
     read_toml,
+    refuse_ignored,
     section_of,
     set_value,
 )
@@ -51,6 +52,7 @@ def read_settings(
     if not {"name", "partition", "factory"} & data.keys():
         _suit(values, terms.num_clients)
     config = parse_config(values)
+    refuse_ignored(config.data)
     if config.data.factory is None:
         _check_partition(config.data, terms.num_clients)
     suitable_method(config, terms.num_clients)
