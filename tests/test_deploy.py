@@ -34,7 +34,8 @@ from bcfl.deploy.settings import read_settings
 from bcfl.engines.flower import Terms
 from bcfl.experiment.config import Config, load_config
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import RunStoppedError, load_result, start
+from bcfl.experiment.run import load_result, start
+from bcfl.experiment.stopping import RunStoppedError
 from bcfl.experiment.store import RunFolder
 from bcfl.flower_app import read_run_config
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import bcfl
-from bcfl.experiment.run import RunStoppedError
+from bcfl.experiment.stopping import RunStoppedError
 from bcfl.experiment.store import RunFolder
 from bcfl.local import Training
 

@@ -17,7 +17,8 @@ from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import Config, load_config, parse_override
 from bcfl.experiment.reference import all_settings
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import Observer, RunStoppedError, is_unfinished, prolong, resume, settings_of, start
+from bcfl.experiment.run import Observer, is_unfinished, prolong, resume, settings_of, start
+from bcfl.experiment.stopping import RunStoppedError
 from bcfl.experiment.store import new_folder
 from bcfl.experiment.sweep import (
     LISTED,

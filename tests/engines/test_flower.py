@@ -27,7 +27,8 @@ from bcfl.engines.simulator import Participation
 from bcfl.experiment.config import Config, load_config, parse_config
 from bcfl.experiment.problem import load_data
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import RunStoppedError, load_result, start
+from bcfl.experiment.run import load_result, start
+from bcfl.experiment.stopping import RunStoppedError
 from bcfl.experiment.store import RunFolder
 from bcfl.flower_app import client, client_data, read_run_config
 from bcfl.methods import METHODS

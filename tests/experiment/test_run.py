@@ -19,18 +19,18 @@ from bcfl.data.datasets import load
 from bcfl.engines.simulator import Simulator
 from bcfl.experiment import store
 from bcfl.experiment.config import Config
+from bcfl.experiment.environment import source_digest
 from bcfl.experiment.problem import Split, prepare
 from bcfl.experiment.run import (
     Observer,
-    RunStoppedError,
     is_unfinished,
     load_result,
     prolong,
     resume,
     settings_of,
-    source_digest,
     start,
 )
+from bcfl.experiment.stopping import RunStoppedError
 from bcfl.experiment.store import RunFolder, TakenError
 from bcfl.experiment.sweep import plan, sweep
 from bcfl.methods.bcfl import BCFL

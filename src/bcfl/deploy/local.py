@@ -20,7 +20,8 @@ from bcfl.deploy.folder import CONNECTION, LOCKED_DOWN, Site, init, link_command
 from bcfl.deploy.ready import START_SECONDS, link_answers
 from bcfl.experiment.config import Config
 from bcfl.experiment.result import Result
-from bcfl.experiment.run import Observer, RunStoppedError, is_unfinished, load_result
+from bcfl.experiment.run import Observer, is_unfinished, load_result
+from bcfl.experiment.stopping import RunStoppedError
 from bcfl.experiment.store import RunFolder, refuse_if_full
 from bcfl.files import GrowingLog
 

@@ -1,22 +1,15 @@
 """A run from its settings to its result, with every round on disk."""
 
-import contextlib
-import errno
-import functools
-import hashlib
 import logging
-import platform
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from bcfl import __version__
 from bcfl.association import align
 from bcfl.data.datasets import full_name
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
@@ -26,10 +19,12 @@ from bcfl.engines.memory import physical_memory
 from bcfl.engines.simulator import Simulator
 from bcfl.engines.stacked import find_device
 from bcfl.experiment.config import FROM_PYTHON, Config, parse_config
+from bcfl.experiment.environment import environment
 from bcfl.experiment.metrics import agreement, follow_drift, summarise
 from bcfl.experiment.prediction import mixtures
 from bcfl.experiment.problem import Problem, S, Split, model_factory, prepare, split_seed
 from bcfl.experiment.result import Result
+from bcfl.experiment.stopping import resumable
 from bcfl.experiment.store import Checkpoint, RunFolder, Standing
 from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
 from bcfl.gaussian import Gaussian, distinct
@@ -68,10 +63,6 @@ class Observer(Protocol):
     def round_done(self, record: dict[str, Any], seconds: float) -> None: ...
 
 
-class RunStoppedError(Exception):
-    """A run could not go on, but nothing is lost: it can be resumed."""
-
-
 def start(
     config: Config,
     out: Path | None,
@@ -93,7 +84,7 @@ def start(
         if out is None:
             return _rounds(config, problem, engine, None, None, observers)
         folder = RunFolder.create(out, config.as_dict())
-        with folder.locked(), _resumable(folder, way_on or _how_to_resume(config, folder)):
+        with folder.locked(), resumable(folder, way_on or _how_to_resume(config, folder)):
             folder.refuse_if_begun()
             _describe(folder, _split(config, problem.data), device)
             return _rounds(config, problem, engine, folder, None, observers)
@@ -131,7 +122,7 @@ def resume(
             verify_manifest(problem.data, folder.read("manifest.json"))
         with (
             _engine(config, problem, num_workers, device) as engine,
-            _resumable(folder, way_on or _how_to_resume(config, folder)),
+            resumable(folder, way_on or _how_to_resume(config, folder)),
         ):
             if checkpoint:
                 _refuse_other_model(checkpoint, engine.layout, path)
@@ -200,32 +191,6 @@ def _how_to_resume(config: Config, folder: RunFolder) -> str:
     return f"`bcfl resume {shlex.quote(str(folder.path))}{options}`"
 
 
-@contextlib.contextmanager
-def _resumable(folder: RunFolder, how: str) -> Iterator[None]:
-    """Whatever stops a run in here, its user is told how it goes on."""
-    try:
-        yield
-    except OSError as error:
-        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
-        raise RunStoppedError(f"the run in {folder.path} stopped: {reason}; continue it with {how}") from error
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"continue the run with {how}") from None
-    except Exception as error:  # a user's model may raise anything, and who wrote it needs to see where
-        if "not enough memory" in str(error) or "can't allocate memory" in str(error):  # as torch says it
-            raise _out_of_memory(folder, how) from error
-        if not isinstance(error, ValueError):  # which is said in one line, and would come again
-            error.add_note(f"The rounds until then are kept: continue the run with {how}")
-        raise
-
-
-def _out_of_memory(folder: RunFolder, how: str) -> Exception:
-    remedy = "take a smaller model, or fewer clusters or hypotheses"
-    if not folder.has("rounds.jsonl"):
-        return ValueError(f"this machine has not enough memory for the run's first models: {remedy}")
-    return RunStoppedError(f"the run in {folder.path} stopped: not enough memory; {remedy}, or continue it where there "
-                           f"is more, with {how}")  # fmt: skip
-
-
 def run_on(
     engine: Engine,
     config: Config,
@@ -239,7 +204,7 @@ def run_on(
     `split` is what the engine knows of who holds what; a run is gone on with only if that is still the same.
     """
     folder = RunFolder.open(out) if is_unfinished(out, config) else RunFolder.create(out, config.as_dict())
-    with folder.locked(), _resumable(folder, f"the same settings and folder {out}"):
+    with folder.locked(), resumable(folder, f"the same settings and folder {out}"):
         standing = folder.standing()
         if not folder.has("manifest.json"):
             _describe(folder, split)
@@ -436,26 +401,3 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
 def _refuse_other_model(checkpoint: Checkpoint, layout: Layout, path: Path) -> None:
     length = checkpoint.state.models.mean.shape[1]
     layout.refuse_other(length, checkpoint.shapes or layout.shapes, f"in the run in {path}")
-
-
-def environment(device: str = "cpu") -> dict[str, str]:
-    """What the run was made with, for whoever wants to repeat it."""
-    return {
-        "bcfl": __version__,
-        "source": source_digest(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
-    }
-
-
-@functools.cache
-def source_digest(package: Path = Path(__file__).parent.parent) -> str:
-    """What tells this code from any other: between two releases the version stays the same."""
-    digest = hashlib.blake2b(digest_size=6)
-    for path in sorted(package.rglob("*.py")):
-        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
