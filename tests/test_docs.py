@@ -97,7 +97,7 @@ def test_the_documentation_site_builds(tmp_path: Path) -> None:
 
 def test_the_page_on_data_names_what_every_set_can_be_read_from() -> None:
     text = (ROOT / "docs/experiments.md").read_text()
-    (hubs,) = (line for line in text.splitlines() if line.startswith("4. The Hugging Face hub"))
+    (hubs,) = (line for line in text.splitlines() if line.startswith("3. The Hugging Face hub"))
     assert re.findall(r"`(\w+)`", hubs) == [name for name, source in SOURCES.items() if source.hub]
     for name, source in SOURCES.items():
         (row,) = (line for line in text.splitlines() if line.startswith(f"| `{name}`"))

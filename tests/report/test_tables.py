@@ -78,8 +78,9 @@ def test_what_varies_has_a_column_of_its_own(made_up: MakeRun) -> None:
 
 
 def test_steps_of_a_round_and_all_steps_cannot_be_mistaken(
-    made_up: MakeRun, capsys: pytest.CaptureFixture[str]
+    made_up: MakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # titles in one line, whatever the terminal is
     paths = [made_up(f"of {steps}", overrides=(f"training.local_steps={steps}",)) for steps in (3, 10)]
     groups = group_runs(read_runs(paths))
     titles = markdown(groups).splitlines()[0].strip("| ").split(" | ")
