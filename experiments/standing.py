@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from statistics import fmean
 from typing import Any
 
@@ -14,6 +15,7 @@ from measured import (
     USUAL,
     Paper,
     Printed,
+    Record,
     Row,
     Setting,
     paper_key,
@@ -40,7 +42,8 @@ SUMMARY = (
     "Accuracy and macro F1 of the last round both have to be at or above the paper's, or below it by no more than its "
     "standard deviation, where it gives one. A method counts once, with the steps and rounds that the paper states and "
     "without racing, where it was run so; of several such rows with that of most seeds, then the most usual one (of "
-    "FedSoft the one that draws as many clients for a cluster as the published code: 5 of 8, else 10). What is not as "
+    "FedSoft the one that draws 5 clients for a cluster where there are ten at most, as the published code does of "
+    "eight, else 10). What is not as "
     "usual stands behind its name, and so does where it stands with other work, if that is better with the same seeds "
     "and by the mean of the last ten rounds, too, or with [the clients' own BatchNorm "
     "statistics](#tested-as-the-published-code-tests), where that was measured and is better. FedAvg has no K: its "
@@ -215,13 +218,19 @@ def _with_own_statistics(key: Setting, row: Row, printed: Mapping[str, Printed],
         for record in tested
         if (record["method"], paper_key(tuple(record["problem"]), record["clusters"] or key[2])) == (row.method, key)
         and "of_training" in record
-        and record["seed"] in row.seeds
+        and any(_is_of(record, run) for run in row.runs)
     ]
     if len(own) != len(row.runs):
         return None
     stands = standing(row, printed, lambda _, measure: [figures[measure] for figures in own])
     figures = _pair(fmean(one[measure] for one in own) for measure in MEASURES)
     return Otherwise(stands, figures, few_seeds(row), OWN_STATISTICS)
+
+
+def _is_of(tested: Mapping[str, Any], run: Record) -> bool:
+    """Whether these are the last models of that run: runs with other settings may have its method and seed."""
+    learned = run["result"]["accuracy"]
+    return tested["seed"] == run["result"]["seed"] and isclose(tested["learned"]["accuracy"], 100 * learned)
 
 
 def _surely_better(other: Row, row: Row, printed: Mapping[str, Printed]) -> bool:

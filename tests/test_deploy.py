@@ -85,17 +85,17 @@ def test_the_folder_has_every_role_and_its_secrets_are_for_their_owner_alone(wri
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
 
 
+def told_of(certificate: Path, *what: str) -> str:
+    command = ["openssl", "x509", "-in", certificate, "-noout", *what]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 @needs_tools
 def test_the_servers_certificate_is_signed_by_the_federations_authority(written: Path) -> None:
     certificates = written / "server" / "certificates"
     check = ["openssl", "verify", "-x509_strict", "-CAfile", written / "ca.crt", certificates / "server.crt"]
     assert subprocess.run(check, capture_output=True, check=False).returncode == 0
-    shown = subprocess.run(
-        ["openssl", "x509", "-in", certificates / "server.crt", "-noout", "-ext", "subjectAltName"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    shown = told_of(certificates / "server.crt", "-ext", "subjectAltName")
     assert "DNS:fl.example.org" in shown
 
 
@@ -228,13 +228,8 @@ def test_a_server_with_an_ipv6_address_listens_there_and_is_certified_for_it(tmp
     assert main(["deploy", "init", str(tmp_path / "a"), "--clients", "2", "--server", "2001:db8::7"]) == 0
     assert "--superlink '[2001:db8::7]:9093'" in (tmp_path / "a" / "client-0" / "start.sh").read_text()
     assert "bcfl.deploy.gate --host :: --port 9093" in (tmp_path / "a" / "server" / "gate.sh").read_text()
-    shown = subprocess.run(
-        ["openssl", "x509", "-in", tmp_path / "a/server/certificates/server.crt", "-noout", "-checkip", "2001:db8::7"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "does match certificate" in shown
+    certificate = tmp_path / "a" / "server" / "certificates" / "server.crt"
+    assert "does match certificate" in told_of(certificate, "-checkip", "2001:db8::7")
 
 
 def test_insecure_is_refused_beyond_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -230,12 +230,17 @@ def test_the_papers_tables_are_shown_at_a_glance() -> None:
 def test_the_clients_own_statistics_stand_beside_where_they_were_measured() -> None:
     here = ("cifar10", "label(4,10,0.1)", 4)
     rows = rows_of([record("bcfl-mh-3", [0.2]), record("fedavg", [0.3])])
-    measured = {"problem": list(problem_of(rows[0].runs[0])), "seed": 0}
+
+    def test_of(method: str, clusters: int | None, learned: float, way: str, accuracy: float, f1: float) -> Any:
+        own = {"problem": list(problem_of(rows[0].runs[0])), "seed": 0, "method": method, "clusters": clusters}
+        return {**own, "learned": {"accuracy": learned}, way: {"accuracy": accuracy, "macro_f1": f1}}
+
     tested = [
-        {**measured, "method": "bcfl-mh-3", "clusters": 4, "of_training": {"accuracy": 50.0, "macro_f1": 30.0}},
-        {**measured, "method": "fedavg", "clusters": None, "of_training": {"accuracy": 40.0, "macro_f1": 21.0}},
-        {**measured, "method": "bcfl-mh-3", "clusters": 2, "of_training": {"accuracy": 60.0, "macro_f1": 40.0}},
-        {**measured, "method": "bcfl-mh-3", "clusters": 4, "of_batches": {"accuracy": 60.0, "macro_f1": 40.0}},
+        test_of("bcfl-mh-3", 4, 20.0, "of_training", 50.0, 30.0),
+        test_of("fedavg", None, 30.0, "of_training", 40.0, 21.0),
+        test_of("bcfl-mh-3", 2, 20.0, "of_training", 60.0, 40.0),
+        test_of("bcfl-mh-3", 4, 20.0, "of_batches", 60.0, 40.0),
+        test_of("bcfl-mh-3", 4, 21.0, "of_training", 60.0, 40.0),  # of a run with other settings
     ]
     lines = at_a_glance({"Table 1": [here]}, PAPER, {here: rows}, tested)
     assert "| fedavg | ✗ 30.00 / 15.00¹ (40.00 / 21.50) | ✗ 40.00 / 21.00¹ |" in lines
