@@ -7,8 +7,8 @@ import torch
 from measure import Row, best_seconds, peak_bytes, row
 from torch import Tensor
 
-from bcfl.association import k_best_assignments
-from bcfl.gaussian import Gaussian, fuse
+from bcfl.association.hypotheses import k_best_assignments
+from bcfl.belief.gaussian import Gaussian, fuse
 from bcfl.randomness import generator
 
 NUM_CLIENTS, NUM_CLUSTERS, K_BEST = 1_000_000, 20, 100

@@ -14,8 +14,8 @@ from measure import Row, best_seconds, peak_bytes, row
 from rounds import NUM_WORKERS
 from workloads import NETS, Workload
 
+from bcfl.client.trainer import Training
 from bcfl.federation import Hypotheses
-from bcfl.local import Training
 from bcfl.methods.bcfl import BCFL
 
 PER_WORKER = 8  # beliefs' worth of memory that a worker may take: its model, gradients, a posterior on its way

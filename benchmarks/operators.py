@@ -6,10 +6,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from workloads import NETS, SEED, Workload
 
-from bcfl import local
-from bcfl.engines.memory import keep_blocks
-from bcfl.gaussian import Gaussian
-from bcfl.models import FlatModel, build
+from bcfl.belief.gaussian import Gaussian
+from bcfl.client import trainer as local
+from bcfl.engines.heap import keep_blocks
+from bcfl.model.flat import FlatModel, build
 from bcfl.randomness import generator
 
 KINDS = {

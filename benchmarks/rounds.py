@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 from measure import Row, best_seconds, in_own_process, repeated, row
 from workloads import NETS, SEED, TINY, BareLoop, Workload, round_of, turned_digits, with_known_groups
 
-from bcfl.association import Branches
+from bcfl.association.hypotheses import Branches
+from bcfl.client.trainer import Training
 from bcfl.engines.simulator import Simulator
 from bcfl.federation import Hypotheses, Method
-from bcfl.local import Training
 from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg
 from bcfl.methods.bcfl import BCFL
-from bcfl.methods.training import distinct_groups, train_groups
-from bcfl.models import mlp
+from bcfl.methods.steps import distinct_groups, train_groups
+from bcfl.model.flat import mlp
 
 NUM_WORKERS = 2
 TARGETS = {"Fashion-MNIST net": 1.10, "CIFAR-10 net": 1.10, "AmazonReview net": 1.15, "Digits-Five net": 1.15}

@@ -11,16 +11,16 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
-from bcfl.association import Branches
+from bcfl.association.hypotheses import Branches
+from bcfl.client.trainer import Training, batches
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
-from bcfl.engines.memory import keep_freed_memory
+from bcfl.engines.heap import keep_freed_memory
 from bcfl.engines.simulator import Simulator
 from bcfl.federation import Hypotheses, Method
-from bcfl.local import Training, batches
 from bcfl.methods.bcfl import BCFL
-from bcfl.methods.training import distinct_groups, single_story, train_groups
-from bcfl.models import ModelFactory, amazon_mlp, build, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
+from bcfl.methods.steps import distinct_groups, single_story, train_groups
+from bcfl.model.flat import ModelFactory, amazon_mlp, build, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
 from bcfl.randomness import generator
 
 SEED = 0

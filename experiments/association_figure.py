@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from runs import parser_for
 
-from bcfl.association import align
+from bcfl.association.hypotheses import align
 from bcfl.report.reading import Run, read_run
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # of the clusters, as in the report

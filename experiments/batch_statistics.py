@@ -20,12 +20,12 @@ from tables import show, table
 from torch import Tensor, nn
 
 import bcfl
+from bcfl.client.trainer import batch_norms, evaluate
 from bcfl.data.partition import FederatedData
-from bcfl.experiment.metrics import summarise
-from bcfl.experiment.problem import prepare
 from bcfl.files import write_atomically
-from bcfl.local import batch_norms, evaluate
+from bcfl.predict.metrics import summarise
 from bcfl.randomness import generator
+from bcfl.runs.problem import prepare
 
 NOTE = (
     "The published code never leaves training mode, so that BatchNorm, when it tests, takes its statistics from the "

@@ -18,8 +18,8 @@ from torch import Tensor
 
 import bcfl
 from bcfl.engines.simulator import Simulator
-from bcfl.experiment.metrics import summarise
-from bcfl.experiment.problem import prepare
+from bcfl.predict.metrics import summarise
+from bcfl.runs.problem import prepare
 
 
 class Watched:

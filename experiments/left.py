@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tables import table
 
-from bcfl.experiment.sweep import expand, plan, without_results
+from bcfl.runs.sweep import expand, plan, without_results
 
 NOTE = (
     "What the files in `experiments/` ask for and `results/` does not hold, with just these settings, by the number of "

@@ -14,9 +14,9 @@ from typing import Any
 from scipy.stats import ttest_1samp
 
 from bcfl.data.datasets import full_name
-from bcfl.experiment.sweep import differences, draw_of, text_of, title_of
 from bcfl.methods.attentive import FedSoft
 from bcfl.methods.bcfl import BCFL
+from bcfl.runs.sweep import differences, draw_of, text_of, title_of
 
 Record = Mapping[str, Any]  # what results/*.json holds
 Draw = tuple[int, int]  # the seeds of a run and of its split

@@ -17,16 +17,16 @@ from runs import runs_and_file
 from torch import Tensor
 
 import bcfl
-from bcfl import local
-from bcfl.association import renumbering
-from bcfl.experiment.metrics import agreement, calibration_error
-from bcfl.experiment.problem import load_data
-from bcfl.experiment.result import Result
+from bcfl.association.hypotheses import renumbering
+from bcfl.client import trainer as local
+from bcfl.client.trainer import Examples
 from bcfl.federation import Hypotheses
 from bcfl.files import write_atomically
-from bcfl.local import Examples
-from bcfl.models import FlatModel, build
-from bcfl.predictive import belief_shares, cluster_log_prior, newcomer_posterior
+from bcfl.model.flat import FlatModel, build
+from bcfl.predict.metrics import agreement, calibration_error
+from bcfl.predict.mixtures import belief_shares, cluster_log_prior, newcomer_posterior
+from bcfl.runs.problem import load_data
+from bcfl.runs.result import Result
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # log-likelihoods are divided by n^power: 0 is "none", 1 is "per_example"
 NUMBERS = (2.0, 4.0, 8.0, 16.0)  # … or by a number

@@ -15,9 +15,9 @@ from beyond_page import uncertainty
 from runs import runs_and_file
 
 import bcfl
-from bcfl.experiment.evaluation import evaluate
-from bcfl.experiment.prediction import Spread
 from bcfl.files import write_atomically
+from bcfl.predict.predictors import Spread
+from bcfl.runs.evaluation import evaluate
 
 KINDS = ("mean", "last_layer", "samples")
 SAMPLES = 8

@@ -42,10 +42,10 @@ from reasons import Reason, reason_of
 from standing import at_a_glance, few_seeds, in_short, shortfall
 from tables import show, table
 
+from bcfl.client.trainer import Training
 from bcfl.data.partition import parse_specification
-from bcfl.experiment.sweep import text_of, title_of
-from bcfl.local import Training
 from bcfl.methods import make_method, remarks
+from bcfl.runs.sweep import text_of, title_of
 
 LEVEL = 0.05
 TABLES = {"table1": "Table 1", "table2": "Table 2"}  # as the paper's rows name them; the study of K has its own

@@ -26,7 +26,7 @@ from measured import (
 )
 from tables import table
 
-from bcfl.experiment.sweep import text_of, title_of
+from bcfl.runs.sweep import text_of, title_of
 
 REACHED, NEAR, MISSED, NOT_RUN = STANDINGS = ("at or above it", "within its deviation", "below it", "not run")
 OWN_DRAW = "our own draw"

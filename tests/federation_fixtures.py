@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bcfl.association import Branches
-from bcfl.conceptual import ConjugateClient
+from bcfl.association.conceptual import ConjugateClient
+from bcfl.association.hypotheses import Branches
+from bcfl.belief.gaussian import Gaussian
+from bcfl.client.trainer import Examples, Training, pool
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Participation, SimulatedClients, Simulator
 from bcfl.federation import Choice, Hypotheses, Jobs, Method, RoundInfo, prior_of
-from bcfl.gaussian import Gaussian
-from bcfl.local import Examples, Training, pool
 from bcfl.methods import METHODS
 from bcfl.randomness import generator
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bcfl.local import Training
+from bcfl.client.trainer import Training
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results.json"

@@ -27,17 +27,17 @@ pytest.importorskip("flwr")
 import httpx
 
 from bcfl.cli import main
+from bcfl.deploy.app import read_run_config
 from bcfl.deploy.folder import LOCKED_DOWN, Site, gate_command, init, link_command, node_command, run_config
 from bcfl.deploy.gate import MAX_BYTES, Gate
-from bcfl.deploy.local import Federation, follow, free_ports, run_local
-from bcfl.deploy.settings import read_settings
+from bcfl.deploy.processes import Federation, follow, free_ports, run_local
+from bcfl.deploy.terms import read_settings
 from bcfl.engines.flower import Terms
-from bcfl.experiment.config import Config, load_config
-from bcfl.experiment.result import Result
-from bcfl.experiment.run import load_result, start
-from bcfl.experiment.stopping import RunStoppedError
-from bcfl.experiment.store import RunFolder
-from bcfl.flower_app import read_run_config
+from bcfl.runs.loop import load_result, start
+from bcfl.runs.result import Result
+from bcfl.runs.settings import Config, load_config
+from bcfl.runs.stopping import RunStoppedError
+from bcfl.runs.store import RunFolder
 
 ROOT = Path(__file__).parent.parent
 needs_tools = pytest.mark.skipif(
@@ -661,7 +661,7 @@ def test_every_round_is_told_once_as_it_is_written(tmp_path: Path, monkeypatch: 
         cut_back,
         *(partial(write, name, number) for number in (2, 3) for name in ("rounds.jsonl", "timings.jsonl")),
     ]
-    monkeypatch.setattr("bcfl.deploy.local.STATUS_EVERY", -1.0)
+    monkeypatch.setattr("bcfl.deploy.processes.STATUS_EVERY", -1.0)
     monkeypatch.setattr(time, "sleep", lambda _: steps.pop(0)())
     monkeypatch.setattr(Federation, "status", lambda self, run: "running" if steps else "finished:completed")
     follow(Federation(Site(tmp_path, 1)), "1", settings_of("fedavg"), tmp_path, [told])
@@ -677,7 +677,7 @@ def test_a_folder_that_cannot_take_the_run_is_refused_before_anything_is_started
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Federation, "start_link", refuse_to_start)
-    monkeypatch.setattr("bcfl.deploy.local.init", refuse_to_start)
+    monkeypatch.setattr("bcfl.deploy.processes.init", refuse_to_start)
     config = settings_of("fedavg")
     other, complete, busy = tmp_path / "other", tmp_path / "complete", tmp_path / "busy"
     RunFolder.create(other, settings_of("bcfl-g").as_dict())
@@ -781,7 +781,7 @@ class Troublesome(subprocess.Popen[bytes]):
 def test_trouble_with_one_process_does_not_spare_the_others(
     tmp_path: Path, trouble: list[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bcfl.deploy.local.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("bcfl.deploy.processes.STOP_SECONDS", 0.2)
     sleep = [shutil.which("sleep") or "", "600"]
     processes = {"server": subprocess.Popen(sleep), "client-0": Troublesome(sleep), "client-1": subprocess.Popen(sleep)}
     processes["client-0"].trouble = list(trouble)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ import pytest
 
 from bcfl.cli import main
 from bcfl.data.sources import SOURCES
-from bcfl.experiment.reference import all_settings
+from bcfl.runs.reference import all_settings
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -114,6 +114,6 @@ def test_the_page_of_settings_has_all_of_them_with_their_defaults() -> None:
     told = {name: default for name, default, _ in rows}
     assert len(told) == len(rows)  # each once
     known = {name: setting.default for name, setting in all_settings().items()}
-    federation = fields(pytest.importorskip("bcfl.engines.flower.engine").Terms)
+    federation = fields(pytest.importorskip("bcfl.engines.flower.server").Terms)
     terms = {f"deploy.{field.name}": str(field.default) for field in federation if field.name != "num_clients"}
     assert told == known | terms

@@ -5,20 +5,18 @@
 `python -m pydoc bcfl.train` tells more; the command line is `bcfl --help`.
 """
 
-TYPE_CHECKING = False  # not from typing, whose import takes longer than all that `bcfl --help` does
-if TYPE_CHECKING:
-    from typing import Any
-
-    from bcfl.door import load, train
-    from bcfl.experiment.result import Result
-
 __version__ = "0.1.0"
-__all__ = ["Result", "__version__", "load", "train"]
 
-_HOME = {"train": "bcfl.door", "load": "bcfl.door", "Result": "bcfl.experiment.result"}
+# The public names, and where they live; `__init__.pyi` tells the same to type checkers.
+_HOME = {
+    "train": "bcfl.api",
+    "load": "bcfl.api",
+    "Result": "bcfl.runs.result",
+}
+__all__ = ["__version__", *_HOME]
 
 
-def __getattr__(name: str) -> "Any":
+def __getattr__(name: str) -> object:
     # Importing torch takes seconds: `bcfl --help` and shell completion must not wait for it.
     if name in _HOME:
         import importlib

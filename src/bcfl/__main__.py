@@ -1,7 +1,5 @@
 """`python -m bcfl` is the command line."""
 
-import sys
+import runpy
 
-from bcfl.cli import main
-
-sys.exit(main())
+runpy.run_module("bcfl.cli", run_name="__main__")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bcfl.gaussian import Gaussian, temper
+from bcfl.belief.gaussian import Gaussian, temper
 
 Mixture = Mapping[int, float]  # model -> its share in what serves a client; the shares sum to one
 
@@ -145,7 +145,7 @@ class Clients(Protocol):
     ) -> Iterator[Choice]:
         """Score and fit in one exchange: every present client trains the one belief that explains its data best.
 
-        With `racing` a client may miss its best belief with this probability, and scores less: see `bcfl.racing`.
+        With `racing` a client may miss its best belief with this probability, and scores less.
         """
         ...
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from bcfl.data.datasets import Dataset
 from bcfl.data.manifest import manifest, save_partition
 from bcfl.data.partition import partition, with_validation
-from bcfl.experiment.config import load_config
-from bcfl.experiment.problem import load_data
+from bcfl.runs.problem import load_data
+from bcfl.runs.settings import load_config
 
 
 def held(data):

@@ -20,19 +20,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from google.protobuf.message import DecodeError
 from inprocess_grid import FIRST_NODE, InProcessGrid, federate, flat, run_server, settings
 
-from bcfl.engines.flower.clients import FlowerClients
+from bcfl.deploy.app import client, client_data, read_run_config
 from bcfl.engines.flower.privacy import spent
-from bcfl.engines.flower.records import DESCRIBE, FLOAT, read_array
+from bcfl.engines.flower.questions import FlowerClients
+from bcfl.engines.flower.wire import DESCRIBE, FLOAT, read_array
 from bcfl.engines.simulator import Participation
-from bcfl.experiment.config import Config, load_config, parse_config
-from bcfl.experiment.problem import load_data
-from bcfl.experiment.result import Result
-from bcfl.experiment.run import load_result, start
-from bcfl.experiment.stopping import RunStoppedError
-from bcfl.experiment.store import RunFolder
-from bcfl.flower_app import client, client_data, read_run_config
 from bcfl.methods import METHODS
-from bcfl.models import MODELS, mlp
+from bcfl.model.flat import MODELS, mlp
+from bcfl.runs.loop import load_result, start
+from bcfl.runs.problem import load_data
+from bcfl.runs.result import Result
+from bcfl.runs.settings import Config, load_config, parse_config
+from bcfl.runs.stopping import RunStoppedError
+from bcfl.runs.store import RunFolder
 
 NUM_CLIENTS = 4
 NAMES = [name.replace("-M", "-3") for name in METHODS] + ["bcfl-mh-3-w"]

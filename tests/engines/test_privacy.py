@@ -21,13 +21,13 @@ pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from bcfl import local
-from bcfl.engines.client import LocalClient, draw_model, layout_of
+from bcfl.client import trainer as local
+from bcfl.client.client import LocalClient, draw_model, layout_of
+from bcfl.client.trainer import Training
+from bcfl.engines.flower.client import Respondent
 from bcfl.engines.flower.privacy import LEAST_VARIANCE, Ledger, Privacy, Protection, privacy_from, spent
-from bcfl.engines.flower.records import to_array
-from bcfl.engines.flower.respondent import Respondent
-from bcfl.local import Training
-from bcfl.models import FlatModel, build
+from bcfl.engines.flower.wire import to_array
+from bcfl.model.flat import FlatModel, build
 
 ALMOST_NONE = 1e-9  # so little noise that only the clipping shows
 

@@ -27,17 +27,17 @@ from federation_fixtures import (
 )
 from torch import Tensor, nn
 
-from bcfl import local
+from bcfl.belief.gaussian import Gaussian, flat
+from bcfl.client import trainer as local
+from bcfl.client.client import LARGEST, continued_momentum, is_usable
+from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
-from bcfl.engines.client import LARGEST, continued_momentum, is_usable
 from bcfl.engines.simulator import Participation, Simulator
 from bcfl.federation import Hypotheses, Jobs
-from bcfl.gaussian import Gaussian, flat
-from bcfl.local import Training
 from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg
 from bcfl.methods.bcfl import BCFL
-from bcfl.models import FlatModel, build
+from bcfl.model.flat import FlatModel, build
 
 QUICK = Training(local_steps=3, batch_size=8)
 
@@ -151,7 +151,7 @@ import resource, sys, torch
 from torch import nn
 from bcfl.data.arrays import from_arrays
 from bcfl.engines.simulator import Simulator
-from bcfl.local import Training
+from bcfl.client.trainer import Training
 from bcfl.methods import make_method
 
 def model():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from federation_fixtures import ConjugateClients, pulled_clients
 
-from bcfl.gaussian import flat
+from bcfl.belief.gaussian import flat
 from bcfl.methods.attentive import FedAMP, FedSoft
 
 OWN = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)

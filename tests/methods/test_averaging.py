@@ -7,10 +7,10 @@ import pytest
 import torch
 from federation_fixtures import client_data, linear, pulled_clients, run, simulator, tiny_federation
 
+from bcfl.belief.gaussian import Gaussian, merge, stack
+from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.engines.simulator import Participation
-from bcfl.gaussian import Gaussian, merge, stack
-from bcfl.local import Training
 from bcfl.methods.averaging import BPFedAvg, FedAvg, Local
 
 TARGETS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [4.0, 4.0]], dtype=torch.float64)

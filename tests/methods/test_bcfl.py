@@ -10,15 +10,21 @@ import torch
 from federation_fixtures import ConjugateClients, linear, one_round, pulled_clients, run, simulator
 from torch import Tensor
 
-from bcfl.association import Branches, branch
-from bcfl.conceptual import ConjugateClient, Story, conceptual_bcfl, joint_log_evidence, log_likelihood_at_mean
-from bcfl.evidence import LEAST_PRECISION
-from bcfl.experiment.config import load_config
-from bcfl.experiment.run import start
+from bcfl.association.conceptual import (
+    ConjugateClient,
+    Story,
+    conceptual_bcfl,
+    joint_log_evidence,
+    log_likelihood_at_mean,
+)
+from bcfl.association.hypotheses import Branches, branch
+from bcfl.belief.evidence import LEAST_PRECISION
+from bcfl.belief.gaussian import FUSION_RULES, Gaussian, fuse, merge
 from bcfl.federation import Hypotheses, Jobs
-from bcfl.gaussian import FUSION_RULES, Gaussian, fuse, merge
 from bcfl.methods.bcfl import BCFL
 from bcfl.randomness import generator
+from bcfl.runs.loop import start
+from bcfl.runs.settings import load_config
 
 # --- the oracle -------------------------------------------------------------------------------------------------------
 

@@ -24,14 +24,14 @@ from federation_fixtures import (
 from safetensors.torch import load, save
 from torch import Tensor
 
-from bcfl.association import co_association
+from bcfl.association.hypotheses import co_association
+from bcfl.belief.gaussian import Gaussian
+from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.engines.simulator import Participation
-from bcfl.experiment.store import state_from_tensors, state_tensors
 from bcfl.federation import Choice, Hypotheses, Jobs, Method
-from bcfl.gaussian import Gaussian
-from bcfl.local import Training
 from bcfl.methods import METHODS, make_method, option_types
+from bcfl.runs.store import state_from_tensors, state_tensors
 
 MOMENTUM_STATES = ["fresh", "client", "belief"]
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from federation_fixtures import advance, by_story, linear, run, simulator, tiny_federation
 
-from bcfl.association import Branches
+from bcfl.association.hypotheses import Branches
+from bcfl.belief.gaussian import Gaussian
 from bcfl.engines.simulator import Participation, Simulator
-from bcfl.experiment.config import load_config
-from bcfl.experiment.problem import load_data, model_factory
-from bcfl.experiment.store import state_tensors
+from bcfl.extensions.racing import TOLERANCE
 from bcfl.federation import Hypotheses
-from bcfl.gaussian import Gaussian
 from bcfl.methods import make_method
-from bcfl.models import FlatModel
-from bcfl.racing import TOLERANCE
+from bcfl.model.flat import FlatModel
+from bcfl.runs.problem import load_data, model_factory
+from bcfl.runs.settings import load_config
+from bcfl.runs.store import state_tensors
 
 NAMES = ["bcfl-g", "bcfl-c-3", "bcfl-mh-3"]
 STAGES = (1, 3, 16)  # rounds after which groups are all alike, beginning to differ, and separated

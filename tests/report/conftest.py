@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from made_up_runs import write_run
 
-from bcfl.experiment.config import load_config
-from bcfl.experiment.run import start
+from bcfl.runs.loop import start
+from bcfl.runs.settings import load_config
 
 
 @pytest.fixture

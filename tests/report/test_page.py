@@ -11,10 +11,10 @@ import pytest
 from made_up_runs import change_lines, keep_rounds, write_eventful_run
 
 from bcfl.cli import main
-from bcfl.experiment.config import load_config, parse_config
 from bcfl.report.html import report, to_toml
 from bcfl.report.layout import FAINTEST, accumulated_co_association
 from bcfl.report.reading import read_run, read_runs
+from bcfl.runs.settings import load_config, parse_config
 
 go = pytest.importorskip("plotly.graph_objects")
 

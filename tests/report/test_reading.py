@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from made_up_runs import change_lines, keep_rounds, write_eventful_run
 
-from bcfl.association import co_association
+from bcfl.association.hypotheses import co_association
 from bcfl.cli import main
-from bcfl.experiment.config import load_config
-from bcfl.experiment.run import load_result, start
 from bcfl.report.layout import FAINTEST, accumulated_co_association, client_graph, columns, marks, spread, trellis
 from bcfl.report.reading import group_runs, read_run, read_runs
+from bcfl.runs.loop import load_result, start
+from bcfl.runs.settings import load_config
 
 MakeRun = Callable[..., Path]
 

@@ -10,7 +10,7 @@ import pytest
 from made_up_runs import keep_rounds
 
 from bcfl.cli import main
-from bcfl.commands import print_comparison
+from bcfl.cli.commands import print_comparison
 from bcfl.methods import METHODS, remarks
 from bcfl.report.html import report
 from bcfl.report.reading import group_runs, read_run, read_runs

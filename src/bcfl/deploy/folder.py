@@ -15,7 +15,7 @@ from typing import Any
 
 from bcfl import __version__
 from bcfl.deploy.pages import README, UNIT
-from bcfl.experiment.config import Config
+from bcfl.runs.settings import Config
 
 # Set before Flower's first call: without them even `--help` reports home, and nodes install what an app asks for.
 LOCKED_DOWN = {
@@ -212,8 +212,8 @@ publisher = "bcfl"
 fab-include = ["pyproject.toml"]
 
 [tool.flwr.app.components]
-serverapp = "bcfl.flower_app:server"
-clientapp = "bcfl.flower_app:client"
+serverapp = "bcfl.deploy.app:server"
+clientapp = "bcfl.deploy.app:client"
 
 [tool.flwr.app.config]
 {settings}

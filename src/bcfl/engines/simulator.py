@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bcfl import local
-from bcfl.data.partition import FederatedData
-from bcfl.engines.client import (
+from bcfl.belief.gaussian import Gaussian
+from bcfl.client import trainer as local
+from bcfl.client.client import (
     LocalClient,
     among,
     continued_momentum,
@@ -20,14 +20,14 @@ from bcfl.engines.client import (
     layout_of,
     wanted_models,
 )
-from bcfl.engines.memory import give_back_memory, keep_blocks, keep_freed_memory
-from bcfl.engines.stacked import Stack, find_device
+from bcfl.client.stacked import Stack, find_device
+from bcfl.client.trainer import Evaluation, Examples, Training
+from bcfl.data.partition import FederatedData
+from bcfl.engines.heap import give_back_memory, keep_blocks, keep_freed_memory
 from bcfl.engines.workers import Workers
+from bcfl.extensions.racing import moments
 from bcfl.federation import Choice, Jobs, Mixture, Work
-from bcfl.gaussian import Gaussian
-from bcfl.local import Evaluation, Examples, Training
-from bcfl.models import FlatModel, ModelFactory, SharedModels, build
-from bcfl.racing import moments
+from bcfl.model.flat import FlatModel, ModelFactory, SharedModels, build
 from bcfl.randomness import numpy_generator
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from bcfl.models import FlatModel
+from bcfl.model.flat import FlatModel
 
 T = TypeVar("T")
 

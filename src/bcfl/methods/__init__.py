@@ -8,10 +8,10 @@ from typing import Any, get_type_hints
 
 from bcfl.federation import Method
 from bcfl.methods.attentive import FedAMP, FedSoft
-from bcfl.methods.auto import AutoBCFL
 from bcfl.methods.averaging import BPFedAvg, FedAvg, Local
 from bcfl.methods.bcfl import BCFL
-from bcfl.methods.clustered import IFCA, KMeansClustering
+from bcfl.methods.births import AutoBCFL
+from bcfl.methods.hard import IFCA, KMeansClustering
 
 WARM_UP_ROUNDS = 2  # what -w stands for, unless method.warm_up_rounds says otherwise
 

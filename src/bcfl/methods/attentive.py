@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bcfl.belief.gaussian import flat
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
-from bcfl.gaussian import flat
-from bcfl.methods.clustering import squared_distances
-from bcfl.methods.training import draw_starts, mean_by_examples, single_story, unit
+from bcfl.methods.kmeans import squared_distances
+from bcfl.methods.steps import draw_starts, mean_by_examples, single_story, unit
 from bcfl.randomness import numpy_generator
 
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from bcfl.evidence import Temperature, temper_scores
+from bcfl.belief.evidence import Temperature, temper_scores
+from bcfl.belief.gaussian import Gaussian, Merging, flat
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
-from bcfl.gaussian import Gaussian, Merging, flat
-from bcfl.methods.training import FusionStack, mean_by_examples, single_story
+from bcfl.methods.steps import FusionStack, mean_by_examples, single_story
 
 LEAST_LOG_WEIGHT = -1e9  # of a client whose likelihood is zero or no number: it counts only among its like
 

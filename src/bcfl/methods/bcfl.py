@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bcfl.association import Branches, Search, branch, prune, reweight
-from bcfl.evidence import (
+from bcfl.association.hypotheses import Branches, Search, branch, prune, reweight
+from bcfl.belief.evidence import (
     LEAST_PRECISION,
     PointKind,
     Temperature,
@@ -17,11 +17,13 @@ from bcfl.evidence import (
     hypothesis_evidence,
     temper_scores,
 )
+from bcfl.belief.gaussian import FusionRule, Gaussian, merge, stack
+from bcfl.extensions.racing import TOLERANCE, race
+from bcfl.extensions.staying import Stay
 from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
-from bcfl.gaussian import FusionRule, Gaussian, merge, stack
-from bcfl.methods.clustering import warm_up
-from bcfl.methods.memory import Memory
-from bcfl.methods.training import (
+from bcfl.methods.kmeans import warm_up
+from bcfl.methods.remembered import Memory
+from bcfl.methods.steps import (
     belief_folds,
     client_weights,
     distinct_groups,
@@ -30,10 +32,8 @@ from bcfl.methods.training import (
     single_story,
     train_groups,
 )
-from bcfl.predictive import varied
-from bcfl.racing import TOLERANCE, race
+from bcfl.predict.mixtures import varied
 from bcfl.randomness import generator
-from bcfl.transition import Stay
 
 # Candidates ranked per kept hypothesis where the evidence is refined afterwards: the ranking needs a cost per client,
 # the refined evidence of a cluster belongs to all of its clients together.

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from bcfl.experiment.config import parse_config
 from bcfl.report import plots, require
 from bcfl.report.layout import Columns, client_graph, columns, marks
 from bcfl.report.reading import Group, Run, group_runs, unfinished_runs
 from bcfl.report.tables import cells, said_beside, shown_measures, written
+from bcfl.runs.settings import parse_config
 
 MOST_CELLS = 500_000  # numbers in all heat maps of a page together: about two megabytes
 MOST_NAMED = 5  # unfinished runs that are told by name

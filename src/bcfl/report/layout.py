@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bcfl.association import align
-from bcfl.experiment.metrics import rounds_until_associated
+from bcfl.association.hypotheses import align
+from bcfl.predict.metrics import rounds_until_associated
 from bcfl.report.reading import Floats, Ints, Run
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bcfl.association import align, entropy, marginals
+from bcfl.association.hypotheses import align, entropy, marginals
 from bcfl.data.manifest import groups_in
-from bcfl.experiment.config import parse_config
-from bcfl.experiment.metrics import follow_drift
-from bcfl.experiment.sweep import differences, draw_of, rows_in_order, text_of, title_of
 from bcfl.methods import method_of
+from bcfl.predict.metrics import follow_drift
+from bcfl.runs.settings import parse_config
+from bcfl.runs.sweep import differences, draw_of, rows_in_order, text_of, title_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

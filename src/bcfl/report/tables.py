@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bcfl.experiment.sweep import mean_and_deviation, text_of, title_of
 from bcfl.methods import remarks
 from bcfl.report.reading import Group, Run, unfinished_runs
+from bcfl.runs.sweep import mean_and_deviation, text_of, title_of
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Whatever comes over the wire is checked before it is used: an unsound answer is 
 line, and the round goes on without it.
 """
 
-from bcfl.engines.flower.engine import FlowerEngine, Terms
-from bcfl.engines.flower.respondent import Respondent
+from bcfl.engines.flower.client import Respondent
+from bcfl.engines.flower.server import FlowerEngine, Terms
 
 __all__ = ["FlowerEngine", "Respondent", "Terms"]

@@ -1,0 +1,183 @@
+"""The two entry points that Flower loads: `server` and `client`. The run's settings come in Flower's run configuration.
+
+Keys `data.*`, `model.*`, `method.*`, `training.*`, `experiment.*` are those of a bcfl configuration, `deploy.*` are the
+terms of the federation. A node's own configuration says which client it is (`partition-id`) and perhaps where its data
+come from (`data-factory`) and how they are protected (`privacy-noise` and others, see `bcfl.engines.flower.privacy`).
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from bcfl.client import trainer as local
+from bcfl.client.client import Later, LocalClient
+from bcfl.client.trainer import Examples
+from bcfl.data.partition import FederatedData
+from bcfl.engines.flower import FlowerEngine, Respondent, Terms
+from bcfl.engines.flower.privacy import Ledger, Protection, privacy_from, spent
+from bcfl.model.flat import FlatModel, build
+from bcfl.runs.loop import run_on
+from bcfl.runs.problem import Problem, Split, load_data, model_factory, suitable_method, users_function
+from bcfl.runs.settings import Config, apply_override, parse_config, parse_section, set_value
+from bcfl.runs.store import RunFolder
+
+server = ServerApp()
+client = ClientApp()
+
+
+@dataclass(frozen=True)
+class RemoteSplit:
+    """What the server knows of data that it never sees."""
+
+    num_clients: int
+    description: str
+    group_in: Callable[[int], Tensor | None]  # round -> (client,)
+
+
+def read_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
+    """The run's settings, the federation's terms and the run's folder, from Flower's flat run configuration."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, str):  # what Flower's configuration cannot hold, such as lists, is text
+            apply_override(nested, f"{key}={value}")  # of "none" the setting's type says whether it means nothing
+        else:
+            set_value(nested, key, value)
+    deploy = nested.pop("deploy", {})
+    out = Path(str(deploy.pop("out", "run")))
+    if "num_clients" not in deploy:
+        raise ValueError("deploy.num_clients must be given: the number of clients in the federation")
+    terms: Terms = parse_section(Terms, deploy, "deploy")
+    terms.check()
+    return parse_config(nested), terms, out
+
+
+@server.main()
+def serve(grid: Grid, context: Context) -> None:
+    config, terms, out = read_run_config(context.run_config)
+    method = suitable_method(config, terms.num_clients)  # before the engine waits for the clients
+    engine = FlowerEngine(
+        grid,
+        model_factory(config),
+        config.training,
+        config.experiment.seed,
+        config.experiment.participation(),
+        terms,
+    )
+    split = RemoteSplit(terms.num_clients, f"{terms.num_clients} remote clients", engine.group_in)
+    known: dict[str, Any] = {"num_clients": terms.num_clients, "group": _groups(engine, 0)}
+    drift_round = config.data.drift_round
+    if drift_round is not None:
+        group = _groups(engine, drift_round)
+        known["drift"] = None if group is None else {"round": drift_round, "group": group}
+    run_on(engine, config, Problem(split, engine.factory, method), out, known, [PrivacyReport(engine, out)])
+
+
+def _groups(engine: FlowerEngine, round_index: int) -> list[int] | None:
+    group = engine.group_in(round_index)
+    return None if group is None else group.tolist()
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """privacy.json in the run's folder: the (ε, δ) that each client that protects its data has spent so far."""
+
+    engine: FlowerEngine
+    folder: Path
+
+    def started(self, config: Config, data: Split, first_round: int) -> None:
+        pass
+
+    def round_done(self, record: dict[str, Any], seconds: float) -> None:
+        if self.engine.privacy:
+            reports = {}
+            for client, (releases, delta) in sorted(self.engine.privacy.items()):
+                epsilon = spent(releases, delta)
+                kept = epsilon if math.isfinite(epsilon) else None  # None: nothing is protected; JSON has no infinity
+                reports[str(client)] = {"epsilon": kept, "delta": delta, "releases": sum(releases.values())}
+            RunFolder(self.folder).write("privacy.json", reports)
+
+
+@client.query("describe")
+def describe(message: Message, context: Context) -> Message:
+    return Message(respondent(context).describe(), reply_to=message)
+
+
+@client.query("score")
+def score(message: Message, context: Context) -> Message:
+    return Message(respondent(context).score(message.content, context.state), reply_to=message)
+
+
+@client.train("fit")
+def fit(message: Message, context: Context) -> Message:
+    return Message(respondent(context).fit(message.content, context.state), reply_to=message)
+
+
+@client.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return Message(respondent(context).evaluate(message.content), reply_to=message)
+
+
+def respondent(context: Context) -> Respondent:
+    """Whoever answers for this node's client; made once per process."""
+    torch.set_num_threads(1)  # the same bits as everywhere else
+    return _respondent(tuple(sorted(context.run_config.items())), tuple(sorted(context.node_config.items())))
+
+
+@lru_cache(maxsize=64)
+def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tuple[str, Any], ...]) -> Respondent:
+    config, terms, _ = read_run_config(dict(run_config))
+    node = dict(node_config)
+    index = node.get("partition-id")
+    if type(index) is not int or not 0 <= index < terms.num_clients:
+        raise ValueError(
+            f"partition-id must be a whole number below deploy.num_clients = {terms.num_clients}, got {index}"
+        )
+    data, own = client_data(config, index, node.get("data-factory"))
+    (x_train, images), (x_test, _) = local.pool(data.x_train), local.pool(data.x_test)
+
+    def held_by(client: int) -> tuple[Examples, Examples]:
+        train = Examples(x_train, data.y_train, data.train_of[client], images)
+        return train, Examples(x_test, data.y_test, data.test_of[client], images)
+
+    train, test = held_by(own)
+    model = FlatModel(build(model_factory(config), config.experiment.seed, "probe"))
+    num_classes, draws_globally = local.check_model(
+        model, train, data.num_classes, batch_size=config.training.batch_size
+    )
+    who = LocalClient(index, train, test, config.training, config.experiment.seed, draws_globally)
+    group = None if data.group is None else int(data.group[own])
+    later = None
+    if data.drift is not None and data.group is not None:
+        source = int(data.drift.source[own])
+        train, test = held_by(source)
+        later = Later(data.drift.round, replace(who, train=train, test=test, holder=source), int(data.group[source]))
+    # Beside Flower's own files of this node, so that it outlives runs.
+    ledger = Ledger(Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / f"privacy-client-{index}.json")
+    privacy = privacy_from(node)
+    protection = None if privacy is None else Protection(privacy, ledger)
+    return Respondent(who, model, num_classes, group, protection, later)
+
+
+def client_data(config: Config, index: int, factory: object) -> tuple[FederatedData, int]:
+    """The data of client `index` and its place among them.
+
+    A node's own `data-factory` returns this client's data alone. `data.factory` may do the same on every machine, or
+    return a list of all clients, as it does for the simulator; without either, the named data set is cut into clients.
+    """
+    reference, key = (config.data.factory, "data.factory") if factory is None else (str(factory), "data-factory")
+    if reference is None:
+        return load_data(config), index
+    found = users_function(reference, key)()
+    if isinstance(found, list):
+        return load_data(config, found), index
+    return load_data(config, [found]), 0

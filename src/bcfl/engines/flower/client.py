@@ -1,0 +1,277 @@
+"""The client's side: answers to the server's questions, from data that stay where they are."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from bcfl.belief.gaussian import Gaussian
+from bcfl.client import trainer as local
+from bcfl.client.client import Later, LocalClient, continued_momentum, is_usable, layout_of
+from bcfl.engines.flower.privacy import Protection
+from bcfl.engines.flower.wire import (
+    FLOAT,
+    INT,
+    arrays_of,
+    finite,
+    list_of,
+    one_line,
+    read_array,
+    settings_of,
+    share_of,
+    to_array,
+    whole_number,
+)
+from bcfl.extensions.racing import moments
+from bcfl.model.flat import FlatModel
+
+MAX_STEPS = 1_000_000  # of all local trainings that one question asks for: no client trains more, whoever asks
+
+
+@dataclass(frozen=True)
+class Respondent:
+    """One client's answers; it trusts a question no more than the server trusts an answer."""
+
+    client: LocalClient
+    model: FlatModel
+    num_classes: int
+    group: int | None = None  # its true group, where that is known: only in simulations
+    protection: Protection | None = None
+    later: Later | None = None  # where its data change in mid-run
+
+    def describe(self) -> RecordDict:
+        layout = layout_of(self.model, self.client.training)
+        answer: dict[str, Any] = {
+            "client": self.client.index,
+            "num-classes": self.num_classes,
+            "vector-length": layout.length,
+            "shapes": list(layout.shapes),
+            **self._sizes(self.client, self.group),
+        }
+        said = RecordDict({"answer": ConfigRecord(answer)})
+        if self.later is not None:
+            sizes = self._sizes(self.later.client, self.later.group)
+            said["later"] = ConfigRecord({"round": self.later.round, **sizes})
+        return said
+
+    def _sizes(self, client: LocalClient, group: int | None) -> dict[str, int]:
+        # Counts over test data are not blurred, so a client that protects its data is not tested.
+        num_test = len(client.test) if self.protection is None else 0
+        return {"num-train": len(client.train), "num-test": num_test, "group": -1 if group is None else group}
+
+    def _client(self, round_index: int) -> LocalClient:
+        """The client with the data that it holds in that round."""
+        return self.client if self.later is None or round_index < self.later.round else self.later.client
+
+    def score(self, content: RecordDict, state: RecordDict) -> RecordDict:
+        """Log-likelihoods of the models, or the share of examples that each explains best, or what a look tells.
+
+        Where the models of a share or a look come in several messages, what the answer needs is kept in between.
+        """
+        ask, round_index = self._ask(content)
+        client = self._client(round_index)
+        count, max_examples = whole_number(ask, "num-models", 1, 2**31), whole_number(ask, "max-examples", -1, 2**62)
+        size = len(self.model.vector)
+        arrays = arrays_of(content, "models")
+        models = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(count)])
+        kind, bound = ask.get("kind"), None if max_examples < 0 else max_examples
+        held_out = share_of(ask, "held-out") if kind == "score" else 0.0
+        part = self._part(ask, client.num_scored(bound)) if kind == "look" else None
+        values = client.log_likelihoods(self.model, models, round_index, bound, held_out, part)
+        if kind not in ("share", "look"):
+            num_examples = len(client.scored(held_out))
+            scores = local.total_log_likelihood(values, num_examples)
+            if self.protection is not None:
+                scores = self.protection.privacy.scores(scores, num_examples)
+            return self._scores(scores)
+        first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
+        if kind == "look":
+            return self._look(values, round_index, first, total, state)
+        best, model_of = values.max(0)
+        model_of = model_of + first
+        if first:
+            kept = arrays_of(state, f"best.{round_index}.{first}")
+            before = read_array(kept.get("value"), tuple(best.shape), FLOAT, "the best so far")
+            model_before = read_array(kept.get("model"), tuple(best.shape), INT, "the best model so far")
+            model_of = torch.where(best > before, model_of, model_before)
+            best = torch.maximum(best, before)
+        for name in [name for name in state if name.startswith("best.")]:
+            del state[name]
+        if first + count < total:
+            kept_now = ArrayRecord({"value": to_array(best), "model": to_array(model_of)})
+            state[f"best.{round_index}.{first + count}"] = kept_now
+            return RecordDict({"answer": ArrayRecord({})})
+        shares = torch.bincount(model_of, minlength=total).double() / len(model_of)
+        return self._scores(shares if self.protection is None else self.protection.privacy.shares(shares))
+
+    def _part(self, ask: Mapping[str, Any], num_scored: int) -> tuple[int, int]:
+        """The part of the examples that a look is at."""
+        if self.protection is not None:
+            raise ValueError("this client protects its data and tells only blurred scores: set method.racing = 0")
+        first = whole_number(ask, "from", 0, num_scored - 1)
+        return first, min(whole_number(ask, "to", first + 1, 2**62), num_scored)
+
+    def _look(self, values: Tensor, round_index: int, first: int, total: int, state: RecordDict) -> RecordDict:
+        """Mean and covariance of the log-likelihoods, once all models of the look have come."""
+        if first:
+            kept = arrays_of(state, f"look.{round_index}.{first}")
+            before = read_array(kept.get("values"), (first, values.shape[1]), FLOAT, "the look so far")
+            values = torch.cat([before, values])
+        for name in [name for name in state if name.startswith("look.")]:
+            del state[name]
+        if len(values) < total:
+            state[f"look.{round_index}.{len(values)}"] = ArrayRecord({"values": to_array(values)})
+            return RecordDict({"answer": ArrayRecord({})})
+        mean, covariance = moments(values)
+        return RecordDict({"answer": ArrayRecord({"mean": to_array(mean), "covariance": to_array(covariance)})})
+
+    def fit(self, content: RecordDict, state: RecordDict) -> RecordDict:
+        """A posterior per belief, or only of the one that explains the client's data best."""
+        ask, round_index = self._ask(content)
+        client = self._client(round_index)
+        layout = layout_of(self.model, self.client.training)
+        beliefs = list_of(ask, "beliefs", int)
+        parents, strengths, levels = (
+            list_of(ask, key, kind, len(beliefs))
+            for key, kind in (("parents", int), ("strengths", float), ("levels", float))
+        )
+        if not beliefs or any(not (math.isfinite(s) and s >= 0) for s in strengths):
+            raise ValueError("strengths must be finite numbers ≥ 0, one per belief and at least one")
+        num_steps = whole_number(ask, "num-steps", -1, MAX_STEPS)
+        curvature, held_out = bool(whole_number(ask, "curvature", 0, 1)), share_of(ask, "held-out")
+        arrays = arrays_of(content, "models")
+        start = self._vector(arrays, "start", layout.length) if "start" in arrays else None
+        models = [
+            Gaussian(self._vector(arrays, f"mean.{b}", layout.length), self._precision(arrays, b, level, layout.length))
+            for b, level in zip(beliefs, levels, strict=True)
+        ]
+        choice, num_scored, chosen = -1, 0, list(range(len(beliefs)))
+        if ask.get("kind") == "best":
+            choice, num_scored = self._best(torch.stack([model.mean for model in models]), ask, round_index)
+            chosen = [choice]
+        steps = len(chosen) * (client.training.local_steps if num_steps < 1 else num_steps)
+        if steps > MAX_STEPS:
+            raise ValueError(f"{steps} local steps are asked for, at most {MAX_STEPS} are trained")
+        memory = _Momentum(state, round_index) if self.client.training.momentum_state == "client" else None
+        answer = {}
+        for i in chosen:
+            posterior, velocity = client.fit(
+                self.model,
+                models[i],
+                round_index,
+                strength=strengths[i],
+                curvature=curvature,
+                start=start,
+                num_steps=None if num_steps < 1 else num_steps,
+                momentum=continued_momentum(memory.before, parents[i]) if memory else None,
+                held_out=held_out,
+            )
+            mean, precision = posterior.mean, posterior.precision[: layout.num_parameters]
+            if self.protection is not None:
+                privacy, prior = self.protection.privacy, models[i].precision[: layout.num_parameters] * strengths[i]
+                mean = privacy.mean(mean, models[i].mean if start is None else start, layout.variances)
+                precision = privacy.precision(precision, prior)
+            answer[f"mean.{i}"] = to_array(mean)
+            if curvature:
+                answer[f"precision.{i}"] = to_array(precision)
+            if memory and is_usable(posterior):
+                memory.now[beliefs[i]] = velocity
+        if memory:
+            memory.write(state)
+        choice_record = ConfigRecord({"choice": choice, "scored": num_scored})
+        said = RecordDict({"answer": ArrayRecord(answer), "choice": choice_record})
+        return self._charged(said, len(chosen) * (1 + curvature) + (choice >= 0))
+
+    def _best(self, means: Tensor, ask: Mapping[str, Any], round_index: int) -> tuple[int, int]:
+        """The belief that explains the client's data best, and how many (example, model) pairs were scored."""
+        client = self._client(round_index)
+        max_examples, racing = whole_number(ask, "max-examples", -1, 2**62), ask.get("racing")
+        bound = None if max_examples < 0 else max_examples
+        if not isinstance(racing, float) or not 0 <= racing < 1:
+            raise ValueError(f"racing must be a number in [0, 1), got {one_line(racing)}")
+        if self.protection is None:
+            return client.best(self.model, means, round_index, bound, racing)
+        # A choice by blurred scores needs all of them in full, racing or not.
+        scores = client.score(self.model, means, round_index, bound, local.total_log_likelihood)
+        blurred = self.protection.privacy.scores(scores, len(client.train))
+        return int(blurred.argmax()), len(means) * client.num_scored(bound)
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """What a mixture of models, most often one, makes of the client's test data."""
+        ask, round_index = self._ask(content)
+        if self.protection is not None:
+            raise ValueError("this client protects its data and is not tested")
+        shares = list_of(ask, "shares", float)
+        if not shares or any(not 0 < share <= 1.001 for share in shares):
+            raise ValueError("shares must be numbers in (0, 1], one per model and at least one")
+        arrays, size = arrays_of(content, "models"), len(self.model.vector)
+        vectors = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(len(shares))])
+        log_weight = torch.tensor(shares, dtype=torch.float64).log()
+        evaluation = self._client(round_index).evaluate(self.model, vectors, log_weight, self.num_classes)
+        if evaluation is None:
+            raise ValueError("this client has no test data")
+        answer = {
+            "confusion": to_array(evaluation.confusion),
+            "calibration": to_array(evaluation.calibration),
+            "log-likelihood": to_array(torch.tensor([evaluation.log_likelihood], dtype=torch.float64)),
+            "brier": to_array(torch.tensor([evaluation.brier], dtype=torch.float64)),
+        }
+        return RecordDict({"answer": ArrayRecord(answer)})
+
+    def _ask(self, content: RecordDict) -> tuple[Mapping[str, Any], int]:
+        ask = settings_of(content, "ask")
+        if ask.get("client") != self.client.index:
+            raise ValueError(f"this is client {self.client.index}, but client {one_line(ask.get('client'))} was asked")
+        return ask, whole_number(ask, "round", 0, 2**31)
+
+    def _vector(self, arrays: Mapping[str, Array], name: str, length: int) -> Tensor:
+        return finite(read_array(arrays.get(name), (length,), FLOAT, name), name)
+
+    def _precision(self, arrays: Mapping[str, Array], belief: int, level: float, length: int) -> Tensor:
+        """The belief's precision: one level for all parameters, or (where that is negative) a number for each."""
+        if level >= 0:
+            return torch.tensor(level).expand(length)
+        precision = torch.zeros(length)  # over the statistics a prior is always flat
+        count = self.model.num_parameters
+        precision[:count] = self._vector(arrays, f"precision.{belief}", count)
+        return precision
+
+    def _scores(self, scores: Tensor) -> RecordDict:
+        return self._charged(RecordDict({"answer": ArrayRecord({"scores": to_array(scores)})}), 1)
+
+    def _charged(self, answer: RecordDict, num_releases: int) -> RecordDict:
+        """The answer, once the releases in it are written down; with it goes what the client has said in all."""
+        if self.protection is not None:
+            releases = self.protection.ledger.charge(self.protection.privacy, num_releases)
+            report: dict[str, Any] = {
+                "noise": list(releases),
+                "count": list(releases.values()),
+                "delta": self.protection.privacy.delta,
+            }
+            answer["privacy"] = ConfigRecord(report)
+        return answer
+
+
+class _Momentum:
+    """What the client keeps of its trainings for momentum_state = "client": of the last round it took part in."""
+
+    def __init__(self, state: RecordDict, round_index: int):
+        arrays = arrays_of(state, "momentum")
+        kept = state.config_records.get("momentum-of") or ConfigRecord({"round": -1, "before": [], "now": []})
+        parts = {
+            part: {int(b): torch.from_numpy(arrays[f"{part}.{b}"].numpy()) for b in list_of(kept, part, int)}
+            for part in ("before", "now")
+        }
+        same_round = kept["round"] == round_index  # another message of a round that is under way
+        self.round = round_index
+        self.before = parts["before"] if same_round else parts["now"] or parts["before"]
+        self.now = parts["now"] if same_round else {}
+
+    def write(self, state: RecordDict) -> None:
+        parts = {"before": self.before, "now": self.now}
+        state["momentum"] = ArrayRecord({f"{p}.{b}": to_array(v) for p, kept in parts.items() for b, v in kept.items()})
+        state["momentum-of"] = ConfigRecord({"round": self.round, **{p: list(kept) for p, kept in parts.items()}})

@@ -1,1 +1,0 @@
-"""Experiments: a configuration, a run that survives anything, and what it measured."""

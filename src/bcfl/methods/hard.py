@@ -1,0 +1,96 @@
+"""Hard clustering without Bayes: IFCA by loss, FeSEM and WeCFL by distance between models."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bcfl.belief.gaussian import Gaussian, flat
+from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
+from bcfl.methods.kmeans import k_means
+from bcfl.methods.steps import FusionStack, draw_starts, single_story, unit
+from bcfl.randomness import stream_seed
+
+
+@dataclass(frozen=True)
+class IFCA:
+    """K models; each client trains the one with the least loss on its data; a model is its clients' mean.
+
+    Every client counts the same; BatchNorm's statistics are averaged by examples.
+    """
+
+    num_clusters: int = 4
+    scoring_examples: int | None = 320
+
+    def init(self, clients: Clients) -> Hypotheses:
+        means = draw_starts(clients, self.num_clusters)
+        return single_story(flat(means), torch.full((len(clients.present),), -1))
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        assignment = state.assignment.clone()
+        folds = FusionStack(state.models, state.models, torch.arange(self.num_clusters), "product")
+        for choice in clients.fit_best(flat(state.models.mean), 0.0, False, self.scoring_examples):
+            assignment[0, choice.client] = choice.belief
+            if choice.posterior is not None:
+                precision = choice.posterior.precision.clone()  # the number of examples, everywhere
+                precision[: clients.num_parameters] = 1
+                folds.add(choice.belief, Gaussian(choice.posterior.mean, precision))
+        new = single_story(folds.results(), assignment)
+        return new, one_story(new)
+
+
+@dataclass(frozen=True)
+class KMeansClustering:
+    """After local training, k-means on the clients' models; a cluster's model is its members' mean.
+
+    FeSEM counts every client the same, WeCFL by its number of examples; BatchNorm's statistics are averaged by examples
+    in both. All start from one model; the centres are carried from round to round, so clusters keep their numbers.
+    """
+
+    num_clusters: int = 4
+    weighted: bool = False
+    space: Literal["last_layer", "all"] = "last_layer"
+    proximal: float = 0.0
+
+    def init(self, clients: Clients) -> Hypotheses:
+        means = clients.draw_model(0, 0).repeat(self.num_clusters, 1)
+        return single_story(flat(means), torch.full((len(clients.present),), -1))
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        present, assignment = clients.present.nonzero()[:, 0], state.assignment.clone()
+        first = bool((assignment < 0).all())
+        means = state.models.mean
+        _, model_of_client = state.predictors()  # a newcomer starts from the largest cluster's model
+        jobs = Jobs(model_of_client[present], present, self.proximal * clients.num_examples[present])
+        answers = zip(present.tolist(), clients.fit(unit(means), jobs), strict=True)
+        trained = [(client, posterior) for client, posterior in answers if posterior is not None]
+        if trained:
+            members, vectors = [client for client, _ in trained], torch.stack([p.mean for _, p in trained])
+            weight = clients.num_examples[members] if self.weighted else torch.ones(len(members), dtype=torch.float64)
+            centres = None if first else self._feature(state.models.mean, clients)
+            seed = stream_seed(clients.seed, "k-means", clients.round)
+            away = assignment[0].index_fill(0, torch.tensor(members), -1)  # who is not here keeps a cluster's model
+            held = (away[:, None] == torch.arange(self.num_clusters)).any(0)
+            labels = k_means(self._feature(vectors, clients), weight, self.num_clusters, seed, centres, held)
+            assignment[0, members] = labels
+            means = _cluster_means(vectors, weight, labels, state.models.mean)
+            statistics = slice(clients.num_parameters, clients.num_evaluated)  # BatchNorm's are averaged by examples
+            means[:, statistics] = _cluster_means(
+                vectors[:, statistics], clients.num_examples[members], labels, state.models.mean[:, statistics]
+            )
+        new = single_story(flat(means), assignment)
+        return new, one_story(new)
+
+    def _feature(self, vectors: Tensor, clients: Clients) -> Tensor:
+        end = clients.num_parameters
+        return vectors[:, end - clients.num_last_layer if self.space == "last_layer" else 0 : end]
+
+
+def _cluster_means(vectors: Tensor, weight: Tensor, labels: Tensor, old: Tensor) -> Tensor:
+    """Each cluster's weighted mean; an empty cluster keeps what it has."""  # (cluster, vector)
+    means = old.clone()
+    for cluster in labels.unique().tolist():
+        share = torch.where(labels == cluster, weight, 0.0)
+        means[cluster] = (share / share.sum()).to(vectors.dtype) @ vectors
+    return means

@@ -1,0 +1,181 @@
+"""From local posteriors to new beliefs: which trainings a set of hypotheses needs, and their fusion as they arrive."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bcfl.association.hypotheses import Branches
+from bcfl.belief.gaussian import Fusion, FusionRule, Gaussian
+from bcfl.federation import Clients, Hypotheses, Jobs, prior_of
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The distinct new beliefs of a round: each is an old belief trained by a set of clients, needed by hypotheses.
+
+    Hypotheses that agree on a cluster's past and present members share one group, and a (belief, client) pair that
+    several groups need is one job: work is shared exactly, nothing is approximated.
+    """
+
+    belief: Tensor  # (group,) -> belief it starts from
+    model_of: Tensor  # (hypothesis, cluster) -> group; −1 where a hypothesis has no such cluster
+    job_belief: Tensor  # (job,) -> belief, ordered by belief, then client
+    job_client: Tensor  # (job,) -> client
+    users_of_job: list[list[int]]  # [job] -> groups that fuse its posterior
+
+
+def distinct_groups(model_of: Tensor, branches: Branches, present: Tensor) -> Groups:
+    """The groups that `branches` of the hypotheses with models `model_of` need; absent clients train nothing."""
+    index_of: dict[tuple[int, tuple[int, ...]], int] = {}
+    table = []
+    for parent, assignment in zip(branches.parent, branches.assignment, strict=True):
+        row = []
+        for cluster, belief in enumerate(model_of[parent].tolist()):
+            members = tuple((present & (assignment == cluster)).nonzero()[:, 0].tolist())
+            row.append(index_of.setdefault((belief, members), len(index_of)) if belief >= 0 else -1)
+        table.append(row)
+    users: dict[tuple[int, int], list[int]] = {}
+    for (belief, members), group in index_of.items():
+        for client in members:
+            users.setdefault((belief, client), []).append(group)
+    jobs = sorted(users)
+    return Groups(
+        belief=torch.tensor([belief for belief, _ in index_of]),
+        model_of=torch.tensor(table),
+        job_belief=torch.tensor([belief for belief, _ in jobs], dtype=torch.int64),
+        job_client=torch.tensor([client for _, client in jobs], dtype=torch.int64),
+        users_of_job=[users[job] for job in jobs],
+    )
+
+
+class FusionStack:
+    """One fusion per group, written in place into the stack of new beliefs; an untrained group keeps its old belief."""
+
+    def __init__(self, priors: Gaussian, models: Gaussian, belief_of_group: Tensor, rule: FusionRule):
+        shape = (len(belief_of_group), models.mean.shape[1])
+        self._mean, self._precision = models.mean.new_empty(shape), models.mean.new_empty(shape)
+        self._models, self._belief = models, belief_of_group.tolist()
+        self.came: set[tuple[int, int]] = set()  # (belief, client) whose posteriors have arrived
+        storage = zip(self._mean, self._precision, strict=True)
+        self._folds = [Fusion(priors[b], rule, rows) for b, rows in zip(self._belief, storage, strict=True)]
+
+    def add(self, group: int, posterior: Gaussian | None, weight: float = 1.0) -> None:
+        """Fold a client's posterior into a group; a client that gave none changes nothing."""
+        if posterior is not None:
+            self._folds[group].add(posterior, weight)
+
+    @property
+    def trained(self) -> Tensor:
+        """Which groups have had a posterior."""  # (group,) bool
+        return torch.tensor([fold.count > 0 for fold in self._folds])
+
+    def results(self) -> Gaussian:
+        for group, fold in enumerate(self._folds):
+            if fold.count:
+                fold.result()
+            else:
+                old = self._models[self._belief[group]]
+                self._mean[group], self._precision[group] = old.mean, old.precision
+        return Gaussian(self._mean, self._precision)  # (group, vector)
+
+
+def belief_folds(
+    models: Gaussian, belief_of_group: Tensor, clients: Clients, rule: FusionRule, forgetting: float
+) -> FusionStack:
+    """Fusions of posteriors whose priors are the models with some of their precision forgotten."""
+    # Only exact fusion looks at the prior's precision; the others can do without another vector per belief.
+    priors = prior_of(models, 1 - forgetting, clients.num_parameters) if rule == "exact" else models
+    return FusionStack(priors, models, belief_of_group, rule)
+
+
+def client_weights(clients: Clients, rule: FusionRule) -> list[float]:
+    """How much of each client's posterior is fused: precisions tell by themselves how many examples there are."""
+    return clients.num_examples.tolist() if rule == "pooled" else [1.0] * len(clients.num_examples)
+
+
+def train_groups(
+    state: Hypotheses,
+    groups: Groups,
+    clients: Clients,
+    rule: FusionRule,
+    forgetting: float,
+    held_out: float = 0.0,
+    watch: Callable[[int, int, Gaussian], None] = lambda belief, client, posterior: None,
+) -> FusionStack:
+    """One fusion per group, of the local posteriors of its clients as they arrive; `watch` sees each of them."""
+    folds = belief_folds(state.models, groups.belief, clients, rule, forgetting)
+    jobs = Jobs(
+        belief=groups.job_belief,
+        client=groups.job_client,
+        strength=torch.full((len(groups.job_belief),), 1 - forgetting, dtype=torch.float64),
+        curvature=True,
+        parent_of=state.parent_of,
+        held_out=held_out,
+    )
+    weight = client_weights(clients, rule)
+    for job, posterior in enumerate(clients.fit(state.models, jobs)):
+        client = int(groups.job_client[job])
+        if posterior is not None:
+            belief = int(groups.job_belief[job])
+            folds.came.add((belief, client))
+            watch(belief, client, posterior)
+        for group in groups.users_of_job[job]:
+            folds.add(group, posterior, weight[client])
+    return folds
+
+
+def distinct_results(groups: Groups, folds: FusionStack) -> tuple[Gaussian, Tensor, Tensor]:
+    """The new beliefs, who uses which, and which old one each was; those that turned out the same are one.
+
+    Groups differ in whom they asked. Where a client was late, or its training went off, two of them may have learned
+    the same: as two beliefs they would be trained and scored twice for ever.
+    """  # (belief, vector), (hypothesis, cluster) -> belief, (belief,) -> old belief
+    models, learned = folds.results(), [[belief] for belief in groups.belief.tolist()]
+    jobs = zip(groups.job_belief.tolist(), groups.job_client.tolist(), strict=True)
+    for job, users in zip(jobs, groups.users_of_job, strict=True):
+        for group in users if job in folds.came else ():
+            learned[group].append(job[1])
+    first = {tuple(what): group for group, what in reversed(list(enumerate(learned)))}
+    if len(first) == len(learned):
+        return models, groups.model_of, groups.belief
+    kept = sorted(first.values())
+    number = torch.tensor([kept.index(first[tuple(what)]) for what in learned])
+    model_of = torch.where(groups.model_of >= 0, number[groups.model_of], -1)
+    return models[kept], model_of, groups.belief[kept]
+
+
+def draw_starts(clients: Clients, num_clusters: int, num_hypotheses: int = 1) -> Tensor:
+    """Models for the clusters to start from, each drawn anew; refused if all are the same, as they would stay so."""
+    starts = torch.stack([clients.draw_model(h, k) for h in range(num_hypotheses) for k in range(num_clusters)])
+    if num_clusters > 1 and all(torch.equal(start, starts[0]) for start in starts[1:]):
+        raise ValueError(
+            f"model factory draws the same numbers every time, so that all {num_clusters} clusters would stay alike: "
+            "let it draw its own start, or take a method that starts from one model: bcfl-g-w, bcfl-auto, wecfl"
+        )
+    return starts  # (hypothesis × cluster, vector)
+
+
+def mean_by_examples(rows: Tensor, num_examples: Tensor) -> Tensor:
+    """What clients have counted, as BatchNorm's statistics, for all of them: whatever their models are weighed by."""
+    weight = num_examples.to(rows.dtype)  # (client,) beside (client, number)
+    return weight @ rows / weight.sum()  # (number,)
+
+
+def unit(mean: Tensor) -> Gaussian:
+    """Precision 1 everywhere; with strength N·λ the proximal term λ/2 ‖θ − mean‖² beside the mean loss."""
+    return Gaussian(mean, mean.new_ones(()).expand_as(mean))
+
+
+def single_story(models: Gaussian, assignment: Tensor, personal: Tensor | None = None) -> Hypotheses:
+    """A state with one hypothesis whose clusters are the models, in order."""
+    return Hypotheses(
+        models=models,
+        model_of=torch.arange(len(models))[None],
+        log_weight=torch.zeros(1, dtype=torch.float64),
+        assignment=assignment.view(1, -1),
+        parent_of=torch.arange(len(models)),
+        family=torch.zeros(1, dtype=torch.int64),
+        personal=personal,
+    )

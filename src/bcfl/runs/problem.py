@@ -1,0 +1,178 @@
+"""What a configuration stands for: the data, the model and the method, found and checked against each other."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from bcfl.association.hypotheses import num_hypotheses
+from bcfl.data.arrays import from_arrays, listed
+from bcfl.data.datasets import DATASETS, load
+from bcfl.data.drift import with_drift
+from bcfl.data.partition import FederatedData, partition, with_validation
+from bcfl.engines.heap import keep_freed_memory
+from bcfl.runs.settings import FROM_PYTHON, Config
+from bcfl.federation import Method
+from bcfl.methods import method_of
+from bcfl.model.flat import MODELS, ModelFactory, look_up
+
+
+class Split(Protocol):
+    """What a server may know of the clients' data: how many hold some, what it is called, and perhaps true groups."""
+
+    @property
+    def num_clients(self) -> int: ...
+
+    @property
+    def description(self) -> str: ...
+
+    def group_in(self, round_index: int) -> Tensor | None: ...  # (client,)
+
+
+S = TypeVar("S", bound=Split)
+
+
+@dataclass(frozen=True)
+class Problem(Generic[S]):
+    """What a configuration stands for: data, model and method, checked against each other."""
+
+    data: S
+    factory: ModelFactory
+    method: Method
+
+
+def prepare(
+    config: Config, clients: Iterable[Any] | None = None, factory: ModelFactory | None = None
+) -> Problem[FederatedData]:
+    """The problem that `config` describes; a user's own clients and model take the place of named ones."""
+    if factory is not None:
+        keep_freed_memory(factory)
+    return pose(config, load_data(config, clients), factory or model_factory(config))
+
+
+def set_up_memory(*configs: Config) -> None:
+    """The allocator suits all of the configured models, if nothing in this process has set it up before."""
+    keep_freed_memory(*(None if config.model.factory else MODELS.get(config.model.name) for config in configs))
+
+
+def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
+    """The configured method on these data, if it suits so many clients."""
+    return Problem(data, factory, suitable_method(config, data.num_clients))
+
+
+def suitable_method(config: Config, num_clients: int) -> Method:
+    """The configured method, if it suits so many clients, and whoever joins late is one of them."""
+    method = method_of(config.method)
+    num_clusters = getattr(method, "num_clusters", 1)
+    if num_clusters > num_clients:
+        raise ValueError(f"method.num_clusters is {num_clusters}, but there are only {num_clients} clients")
+    per_round = config.experiment.clients_per_round
+    if per_round > num_clients:
+        raise ValueError(f"experiment.clients_per_round is {per_round:g}, but there are {num_clients} clients")
+    _check_joins(config, num_clients)
+    max_hypotheses = getattr(method, "max_hypotheses", 1)
+    possible = num_hypotheses(num_clusters, min(num_clients, 64), overlapping=False)
+    if max_hypotheses > possible:
+        raise ValueError(f"method {config.method['name']!r} keeps {max_hypotheses} hypotheses, but {num_clients} "
+                         f"clients and {num_clusters} clusters allow only {possible}")  # fmt: skip
+    if config.method.get("cluster_size") is not None:
+        fewest, most = config.method["cluster_size"]
+        if not fewest * num_clusters <= num_clients <= most * num_clusters:
+            raise ValueError(f"method.cluster_size [{fewest}, {most}] with {num_clusters} clusters takes "
+                             f"{fewest * num_clusters} to {most * num_clusters} clients, "
+                             f"but there are {num_clients}")  # fmt: skip
+    return method
+
+
+def _check_joins(config: Config, num_clients: int) -> None:
+    """Nothing happens if whoever joins late is one of the clients, and somebody is there from the start."""
+    late = dict(config.experiment.joins)
+    beyond = [client for client in late if client >= num_clients]
+    if beyond:
+        raise ValueError(f"experiment.joins names client {beyond[0]}, but the clients are 0 to {num_clients - 1}")
+    if len(late) == num_clients:
+        raise ValueError("experiment.joins must leave at least one client that is there from the start")
+
+
+def load_data(config: Config, clients: Iterable[Any] | None = None) -> FederatedData:
+    """The configured data, cut into clients, or a user's own clients."""
+    set_up_memory(config)  # now: preparing data may start torch's threads
+    data, section = _whole_data(config, clients), config.data
+    if section.validation:
+        data = with_validation(data, section.validation, config.experiment.seed)
+    if section.drift_round is not None:
+        data = with_drift(data, section.drift_round, section.drift_share, split_seed(config))
+    return data
+
+
+def split_seed(config: Config) -> int:
+    """The seed from which it is drawn who holds what."""
+    return config.experiment.seed if config.data.seed is None else config.data.seed
+
+
+def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
+    section = config.data
+    if clients is None and section.factory is not None:
+        clients = users_function(section.factory, "data.factory", listed)()
+    if clients is not None:
+        return from_arrays(clients)
+    options = {"rotations": section.rotations, "domains": section.domains}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    seed = split_seed(config)
+    if "seed" in (DATASETS[section.name].options if section.name in DATASETS else {}):
+        given["seed"] = seed
+    return partition(
+        load(section.name, section.path, **given),
+        section.partition,
+        seed,
+        share_floor=section.share_floor,
+        min_examples=section.min_examples,
+        min_test_examples=section.min_test_examples,
+        path=section.partition_file,
+        clients_per_group=section.clients_per_group,
+    )
+
+
+def model_factory(config: Config) -> ModelFactory:
+    """The configured model, or the one that suits the configured data set."""
+    if config.model.factory is not None:
+        return users_function(config.model.factory, "model.factory")
+    if config.model.name == "auto":  # parse_config knows no model for these data
+        raise ValueError(f"model.name must be given for these data, one of: {', '.join(MODELS)} (or model.factory)")
+    return look_up(config.model.name)
+
+
+def users_function(reference: str, key: str, convert: Callable[[Any], Any] = lambda made: made) -> Callable[[], Any]:
+    """The function that `package.module:function` names; whatever it raises becomes a ValueError that names it."""
+    function = _import_object(reference, key)
+
+    def call() -> Any:
+        try:
+            return convert(function())
+        except Exception as error:
+            raise ValueError(f"{key} {reference!r} failed: {type(error).__name__}: {error}") from error
+
+    return call
+
+
+def _import_object(reference: str, key: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names; the working directory counts as a place to look."""
+    if reference == FROM_PYTHON:
+        raise ValueError(f"{key} was given in Python and must be given there again: bcfl.train(…, out=FOLDER) goes on "
+                         f"with an unfinished run, bcfl.load(FOLDER, model) reads a complete one")  # fmt: skip
+    module_name, colon, name = reference.partition(":")
+    if not colon or not name:
+        raise ValueError(f"{key} must be package.module:function, got {reference!r}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
+    except Exception as error:  # a module of the user's may raise anything
+        raise ValueError(f"{key} {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{key} {reference!r} must be a function, got {type(found).__name__}")
+    return found

@@ -1,0 +1,160 @@
+"""What a run gives back: the clusters' models, who belongs where with what probability, and how it went."""
+
+import operator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bcfl.association.hypotheses import align, co_association, entropy, marginals
+from bcfl.belief.evidence import Temperature
+from bcfl.runs.settings import Config
+from bcfl.predict.predictors import (
+    Newcomer,
+    Predictor,
+    associate,
+    client_mixture,
+    examples_of,
+    module_of,
+    predictor_of,
+)
+from bcfl.federation import Hypotheses, Mixture, RoundInfo
+from bcfl.belief.gaussian import flat
+from bcfl.client.trainer import take_statistics
+from bcfl.model.flat import ModelFactory
+from bcfl.predict.mixtures import ClusterPrior
+
+MIXTURE = ("accuracy", "nll", "ece", "brier")  # what is compared between a mixture and a single model
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    config: Config
+    state: Hypotheses
+    info: RoundInfo | None  # the last round's hypotheses, before any merging
+    history: list[dict[str, Any]]  # one record a round, round 0 first
+    factory: ModelFactory
+    group: Tensor | None  # (client,) true groups at the end, where known
+    path: Path | None  # the run folder, if there is one
+    drift: dict[str, Any] | None = None  # how changes of the true groups were followed: see metrics.follow_drift
+
+    @property
+    def assignment(self) -> Tensor:
+        """The cluster of each client in the best hypothesis."""  # (client,)
+        return self.state.assignment[0]
+
+    @property
+    def probability(self) -> Tensor:
+        """How likely each client belongs to each cluster: the weight of the last round's hypotheses that say so.
+
+        Rows sum to one. Columns are the numbers of `assignment`, and hold 0 where there is no such cluster. It is 1
+        where all hypotheses agree about a client, and so always with a single one (bcfl-g): not a test of each client.
+        More hypotheses at a gentler temperature say more, or `associate` on its examples with "per_example".
+        """  # (client, cluster)
+        assignment, log_weight = self._stories()
+        probability = marginals(align(assignment, self.state.num_clusters), log_weight, self.state.num_clusters)
+        return torch.where((assignment[0] < 0)[:, None], self._anywhere(), probability)
+
+    @property
+    def num_hypotheses(self) -> int:
+        """How many stories the last round kept; with one all probabilities are 0 or 1, whatever the data say."""
+        return len(self._stories()[1])
+
+    @property
+    def co_association(self) -> Tensor:
+        """How likely any two clients share a cluster; one that never took part may be in any of them."""
+        assignment, log_weight = self._stories()
+        unseen = assignment[0] < 0
+        shared = torch.where(unseen[:, None] | unseen, self._anywhere().max(), co_association(assignment, log_weight))
+        return shared.fill_diagonal_(1.0)  # (client, client)
+
+    @property
+    def entropy(self) -> Tensor:
+        """How unsure each client's association is, in nats."""  # (client,)
+        return entropy(self.probability)
+
+    @property
+    def models(self) -> dict[int, nn.Module]:
+        """The clusters' models in the best hypothesis, by the numbers that `assignment` has, in evaluation mode."""
+        beliefs = enumerate(self.state.model_of[0].tolist())
+        return {k: module_of(self.factory, self.state.models.mean[belief]) for k, belief in beliefs if belief >= 0}
+
+    def predictor(self, client: int, *, statistics_of: Any = None) -> nn.Module:
+        """The model that serves a client, in evaluation mode.
+
+        With `statistics_of`, inputs of the client, its BatchNorm layers have their statistics instead of those of all
+        the cluster's clients: that fits it to a client with other labels than theirs, without labels or training.
+        """
+        vectors, model_of_client = self.state.predictors()
+        module = module_of(self.factory, vectors[int(model_of_client[self._place_of(client)])])
+        if statistics_of is not None:
+            take_statistics(module, examples_of(self.factory, statistics_of, None))
+        return module
+
+    def mixture(self, client: int) -> Predictor:
+        """What predicts for a client over all the hypotheses; its own model alone, where the method personalises."""
+        client = self._place_of(client)
+        if self.state.personal is not None:
+            own: Mixture = {client: 1.0}
+            return predictor_of(self.factory, flat(self.state.personal), own)
+        return predictor_of(self.factory, self.state.models, client_mixture(self.state, self.info, client))
+
+    def predict_proba(self, client: int, x: Any, **spread: Any) -> Tensor:
+        """The predictive distribution p(class | x) of a client over its hypotheses, and over each belief if asked for.
+
+        `beliefs` is "mean" (the default), "samples", "sigma" or "last_layer"; `num_samples`, `prior_precision`, `seed`
+        say how these are drawn.
+        """  # (example, class)
+        return self.mixture(client).predict_proba(x, **spread)
+
+    def associate(
+        self, x: Any, y: Any, *, temperature: Temperature = "none", prior: ClusterPrior = "uniform"
+    ) -> Newcomer:
+        """Where a client that the run has never seen belongs, by what its models make of a handful of its examples.
+
+        Nothing is trained, and nothing of the run changes.
+        """
+        return associate(self.state, self.factory, x, y, temperature, prior)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Over all clients' own test examples at the end; None without test data."""
+        return self.history[-1].get("accuracy")
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers that people compare, ready for JSON."""
+        last = self.history[-1]
+        totals: dict[str, int] = {}
+        for record in self.history:
+            for key, value in record["work"].items():
+                totals[key] = totals.get(key, 0) + value
+        return {
+            "method": self.config.method["name"],
+            "seed": self.config.experiment.seed,
+            "rounds": last["round"],
+            **{key: last.get(key) for key in ("accuracy", "macro_f1", "nll", "ece", "brier", "ari")},
+            **({"mixture": {key: last["mixture"][key] for key in MIXTURE}} if last.get("mixture") else {}),
+            "assignment": self.assignment.tolist(),
+            "work": totals,
+            **({} if self.drift is None else {"drift": self.drift}),
+        }
+
+    def _anywhere(self) -> Tensor:
+        """Where a client is that never took part: in all clusters of the best hypothesis alike."""  # (cluster,)
+        there = (self.state.model_of[0] >= 0).double()
+        return there / there.sum()
+
+    def _place_of(self, client: int) -> int:
+        """The client's number as a plain one, if there is such a client."""
+        if not hasattr(client, "__index__") or not 0 <= operator.index(client) < len(self.assignment):
+            raise ValueError(f"client must be a number from 0 to {len(self.assignment) - 1}, got {client!r}")
+        return operator.index(client)
+
+    def _stories(self) -> tuple[Tensor, Tensor]:
+        if self.info is not None:
+            return self.info.assignment, self.info.log_weight
+        return self.state.assignment, self.state.log_weight

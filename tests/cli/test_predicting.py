@@ -1,0 +1,120 @@
+"""Files that `bcfl associate --data` is given: what cannot be read is told in one line. And how tables are printed."""
+
+import errno
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bcfl.cli import main, predicting
+from bcfl.cli import reporting as commands
+from bcfl.cli.predicting import _read_examples
+
+
+def examples_file(path: Path, **arrays: Any) -> Path:
+    np.savez_compressed(path, **arrays)
+    return path
+
+
+def test_damaged_files_are_refused_wherever_the_damage_is(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    path = examples_file(tmp_path / "mine.npz", x=random.random((6, 2)), y=np.arange(6))
+    whole = path.read_bytes()
+    complaints = set()
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        try:
+            _read_examples(path, None)  # dates, say, may be damaged without harm
+        except ValueError as error:  # and nothing else
+            complaints.add(str(error))
+    assert any("decompressing" in text for text in complaints)
+    assert all(text.startswith(f"--data {path} ") for text in complaints)
+
+
+def test_a_damaged_header_of_an_array_is_refused(tmp_path: Path) -> None:
+    path, array = tmp_path / "mine.npz", io.BytesIO()
+    np.save(array, np.zeros(3))
+    with zipfile.ZipFile(path, "w") as archive:  # whose own checksum finds nothing wrong
+        archive.writestr("x.npy", array.getvalue().replace(b"}", b" "))
+    with pytest.raises(ValueError, match=r"cannot be read as an \.npz file of plain arrays"):
+        _read_examples(path, None)
+
+
+def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    path = examples_file(tmp_path / "mine.npz", y=np.arange(3))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x", "three examples")
+    with pytest.raises(ValueError, match="x must have one row for each example"):
+        _read_examples(path, None)
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+@pytest.mark.parametrize("options", [[], ["--examples", "1"]], ids=["all", "some"])
+def test_a_single_value_is_no_list_of_examples(
+    real_run: Path, tmp_path: Path, name: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays: dict[str, Any] = {"x": np.zeros((2, 1, 8, 8)), "y": np.arange(2), name: np.array(1)}
+    path = examples_file(tmp_path / "mine.npz", **arrays)
+    assert main(["associate", str(real_run), "--data", str(path), *options]) == 2
+    told = capsys.readouterr().err
+    assert told == f"bcfl: --data {path}: {name} must have one row for each example, but is a single value\n"
+
+
+def test_a_table_is_not_folded_where_there_is_no_terminal(
+    real_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["evaluate", str(real_run)]) == 0
+    shares = [f"accuracy on the surest {share}%" for share in (50, 80, 90)]
+    assert any(all(title in line for title in shares) for line in capsys.readouterr().out.splitlines())
+
+
+def newcomers_file(path: Path) -> Path:
+    return examples_file(path, x=np.zeros((2, 1, 8, 8)), y=np.arange(2))
+
+
+@pytest.mark.parametrize(("command", "option"), [("evaluate", "--out"), ("associate", "--save"), ("report", "--out")])
+def test_a_folder_in_the_place_of_a_file_is_told_before_any_work(
+    real_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    option: str,
+) -> None:
+    for module, work in ((predicting, "load_result"), (commands, "read_runs")):
+        monkeypatch.setattr(module, work, lambda *_: pytest.fail("work was done"))
+    data = ["--data", str(newcomers_file(tmp_path / "mine.npz"))] if command == "associate" else []
+    assert main([command, str(real_run), *data, option, str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"bcfl: {option} {tmp_path} is a folder, give a file\n"
+
+
+@pytest.mark.parametrize("json_wanted", [False, True])
+@pytest.mark.parametrize(("command", "option"), [("evaluate", "--out"), ("associate", "--save")])
+def test_what_was_found_is_printed_even_if_it_cannot_be_written(
+    real_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    option: str,
+    json_wanted: bool,
+) -> None:
+    data = ["--data", str(newcomers_file(tmp_path / "mine.npz"))] if command == "associate" else []
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    out = tmp_path / "out"
+    assert main([command, str(real_run), *data, option, str(out), *(["--json"] if json_wanted else [])]) == 2
+    told = capsys.readouterr()
+    assert told.err == f"bcfl: [Errno {errno.ENOSPC}] No space left on device: '{out}'\n"
+    assert ("nll" in json.loads(told.out) or "point" in json.loads(told.out)) if json_wanted else "NLL" in told.out
+    assert "is in" not in told.out
+    assert not out.exists()
