@@ -28,7 +28,7 @@ from bcfl.runs.reference import all_settings
 from bcfl.runs.settings import load_config
 from bcfl.runs.store import RunFolder
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SMALL = {
     "data.partition": "feature(4,2)",
     "experiment.rounds": "2",
@@ -292,7 +292,7 @@ def test_an_interruption_while_torch_loads_is_one_line(
     load = builtins.__import__
 
     def interrupted(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        if name == "bcfl" and "commands" in (fromlist or ()):
+        if name == "bcfl.cli" and "commands" in (fromlist or ()):
             raise KeyboardInterrupt
         return load(name, globals, locals, fromlist, level)
 

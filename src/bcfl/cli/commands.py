@@ -261,11 +261,11 @@ def list_things(options: Namespace) -> int:
     return 0
 
 
-def _of_report(module: str, name: str) -> Callable[[Namespace], int]:
-    """A command of bcfl.report, imported when it is called."""
+def _lazily(module: str, name: str) -> Callable[[Namespace], int]:
+    """A command of a module of its own, imported when it is called."""
 
     def command(options: Namespace) -> int:
-        code: int = getattr(importlib.import_module(f"bcfl.report.{module}"), name)(options)
+        code: int = getattr(importlib.import_module(f"bcfl.cli.{module}"), name)(options)
         return code
 
     return command
@@ -308,10 +308,10 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "sweep": sweep_files,
     "list": list_things,
     "deploy": deploy,
-    "report": _of_report("commands", "write_report"),
-    "figures": _of_report("commands", "write_figures"),
-    "table": _of_report("commands", "print_table"),
-    "demo": _of_report("demo", "demo"),
-    "associate": _of_report("predicting", "associate_newcomer"),
-    "evaluate": _of_report("predicting", "evaluate_run"),
+    "report": _lazily("reporting", "write_report"),
+    "figures": _lazily("reporting", "write_figures"),
+    "table": _lazily("reporting", "print_table"),
+    "demo": _lazily("demo", "demo"),
+    "associate": _lazily("predicting", "associate_newcomer"),
+    "evaluate": _lazily("predicting", "evaluate_run"),
 }
