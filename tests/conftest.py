@@ -1,8 +1,15 @@
 """One thread for all tests: they are small, and several may run side by side. Puts this folder on the path as well."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from made_up_runs import write_run
+
+from bcfl.runs.loop import start
+from bcfl.runs.settings import load_config
 
 torch.set_num_threads(1)
 
@@ -20,3 +27,16 @@ def same_random_numbers() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real federations first: they take minutes, during which another worker can steal the rest."""
     items.sort(key=lambda item: item.path.name != "test_deploy.py")
+
+
+@pytest.fixture
+def made_up(tmp_path: Path) -> Callable[..., Path]:
+    """Write a made-up run folder: made_up(name, clients=…, rounds=…, …)."""
+    return lambda name="run", **options: write_run(tmp_path / name, **options)
+
+
+@pytest.fixture(scope="session")
+def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "real"
+    start(load_config(None, ["experiment.rounds=4", "data.partition='feature(4,2)'"]), path, num_workers=1)
+    return path
