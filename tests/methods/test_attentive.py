@@ -90,6 +90,20 @@ def test_fedamp_gives_one_who_trains_for_the_first_time_the_mean_of_the_others()
     assert torch.equal(starts[1], state.models.mean)  # from now on it goes on from its own, as all do
 
 
+def test_the_attentive_mean_starts_from_the_mixture_and_is_what_is_tested() -> None:
+    clients = pulled_clients(TARGETS, SIZES, STARTS, absent=frozenset({2}))
+    method, fit, beliefs = FedAMP(attention="cosine", variant="attentive_mean"), clients.fit, []
+    clients.fit = lambda models, jobs: beliefs.append((models, jobs)) or fit(models, jobs)
+    state, _ = method.round(replace(method.init(clients), models=flat(OWN)), clients)
+    models, jobs = beliefs[0]
+    assert torch.equal(models.mean, OWN)
+    assert jobs.start is None
+    assert not models.precision.any()  # no pull towards the mixture: only the start
+    expected = method.attention_weights(TARGETS[:2]) @ TARGETS[:2]
+    assert torch.allclose(state.predictors()[0][:2], expected)
+    assert torch.equal(state.models.mean[2], OWN[2])
+
+
 # --- FedSoft ----------------------------------------------------------------------------------------------------------
 
 SHARES = torch.tensor([[1.0, 0.0], [0.25, 0.75], [0.5, 0.5]], dtype=torch.float64)

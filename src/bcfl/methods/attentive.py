@@ -19,12 +19,15 @@ class FedAMP:
 
     uᵢ = Σⱼ ξᵢⱼ wⱼ, then wᵢ = argmin Fᵢ(w) + proximal/2 ‖w − uᵢ‖², where proximal is the paper's λ/α. `distance`:
     ξᵢⱼ = α A′(‖wᵢ−wⱼ‖²), A(x) = 1 − exp(−x/σ), ξᵢᵢ = 1 − Σ ξᵢⱼ; `cosine`: ξᵢᵢ = ½, the rest ∝ exp(10 cos(wᵢ, wⱼ)).
+    `variant = "attentive_mean"` is what the published experiments of BCFL ran: a client starts from uᵢ, trains without
+    the proximal term (theirs has no gradient), and the mixture of what comes back is what is tested.
     """
 
     attention: Literal["distance", "cosine"] = "distance"
     sigma: float | None = None  # None: the median squared distance, so that it suits any model
     alpha: float | None = None  # None: σ / clients, so that equal models are averaged equally
     proximal: float = 1.0
+    variant: Literal["personal", "attentive_mean"] = "personal"
 
     def init(self, clients: Clients) -> Hypotheses:
         num_clients = len(clients.present)
@@ -33,6 +36,8 @@ class FedAMP:
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         own, present = state.models.mean, clients.present.nonzero()[:, 0]
+        if self.variant == "attentive_mean":
+            return self._round_of_means(own, present, state, clients)
         untrained = clients.draw_model(0, 0)
         trained = torch.tensor([not torch.equal(model, untrained) for model in own])
         trained |= ~trained.any()  # at the beginning all are alike
@@ -47,6 +52,20 @@ class FedAMP:
             if posterior is not None:
                 new_own[client] = posterior.mean
         new = single_story(flat(new_own), state.assignment)
+        return new, one_story(new)
+
+    def _round_of_means(
+        self, means: Tensor, present: Tensor, state: Hypotheses, clients: Clients
+    ) -> tuple[Hypotheses, RoundInfo]:
+        """The mixtures of what the present clients make of their last mixtures; those of all others stay."""
+        answers = list(clients.fit(flat(means), Jobs(present, present)))
+        arrived = present[torch.tensor([answer is not None for answer in answers], dtype=torch.bool)]
+        new_means = means.clone()
+        if len(arrived):
+            trained = torch.stack([answer.mean for answer in answers if answer is not None])
+            shares = self.attention_weights(trained[:, : clients.num_parameters])
+            new_means[arrived] = shares.to(trained.dtype) @ trained
+        new = single_story(flat(new_means), state.assignment)
         return new, one_story(new)
 
     def _shares(self, own: Tensor, trained: Tensor) -> Tensor:
