@@ -89,6 +89,7 @@ def test_drift_and_memory_are_the_simulators(name: str, stay: str, tmp_path: Pat
     assert result.drift["changed"] == 2
     assert torch.equal(result.group, expected.group)
     simulated, told = (RunFolder(tmp_path / name).read("manifest.json") for name in ("simulated", "run"))
+    assert told["deployed"]
     assert told["drift"] == {key: simulated["drift"][key] for key in ("round", "group")}
     sizes, source = simulated["num_train"], simulated["drift"]["source"]
     assert sizes != [sizes[client] for client in source]  # so that the server must learn the new sizes

@@ -74,7 +74,8 @@ def serve(grid: Grid, context: Context) -> None:
         terms,
     )
     split = RemoteSplit(terms.num_clients, f"{terms.num_clients} remote clients", engine.group_in)
-    known: dict[str, Any] = {"num_clients": terms.num_clients, "group": _groups(engine, 0)}
+    # No command but `run` of a federation may take these data for its own: they are not those that `data` names.
+    known: dict[str, Any] = {"deployed": True, "num_clients": terms.num_clients, "group": _groups(engine, 0)}
     drift_round = config.data.drift_round
     if drift_round is not None:
         group = _groups(engine, drift_round)
