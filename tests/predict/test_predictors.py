@@ -119,6 +119,11 @@ def test_temperature_and_prior_are_as_told(result: bcfl.Result) -> None:
         (torch.ones(3, 5), torch.tensor([0, 1, 0]), r"does not accept inputs of shape \(5,\)"),
         (torch.full((1, 2), torch.nan), torch.tensor([0]), "x holds values that are not finite"),
         (torch.ones(0, 2), torch.ones(0, dtype=torch.int64), "at least one example"),
+        (torch.ones(3, 2), None, "y must hold the labels of x"),
+        (torch.ones(3, 2), [0.5, 1.0, 0.0], "y must be one row of integer labels"),
+        (torch.ones(3, 2), [None, 1, 0], "is not made of numbers"),
+        (torch.ones(3, 2), np.ma.masked_equal([0, 1, 1], 1), "is a masked array"),
+        (torch.ones(3, 2).to_sparse(), [0, 1, 1], "is a torch.sparse_coo tensor"),
         ("pictures", torch.tensor([0]), "is not made of numbers"),
     ],
 )
@@ -304,6 +309,13 @@ def test_a_run_is_not_evaluated_on_other_data(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "sha256": "0"}))
     with pytest.raises(ValueError, match=r"the run in .* was made with other data: .* the examples are others"):
+        evaluate(load_result(tmp_path), Spread())
+
+
+def test_a_federations_run_is_not_evaluated_on_what_this_machine_has(tmp_path: Path) -> None:
+    start(small_config("experiment.rounds=1"), tmp_path, num_workers=1)
+    (tmp_path / "manifest.json").write_text(json.dumps({"num_clients": 8, "group": None}))
+    with pytest.raises(ValueError, match="is a federation's: only its clients have the data"):
         evaluate(load_result(tmp_path), Spread())
 
 

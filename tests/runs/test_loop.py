@@ -355,6 +355,17 @@ def test_a_run_goes_on_only_with_its_own_split(tmp_path: Path) -> None:
         resume(path, num_workers=1)
 
 
+def test_a_federations_run_goes_on_only_in_the_federation(tmp_path: Path) -> None:
+    path, longer = tmp_path / "run", tmp_path / "longer"
+    stopped_run(path, 1)
+    (path / "manifest.json").write_text(json.dumps({"num_clients": 8, "group": None}))
+    with pytest.raises(ValueError, match="is a federation's, whose clients have its data"):
+        resume(path, num_workers=1)
+    with pytest.raises(ValueError, match="is a federation's, whose clients have its data"):
+        prolong(path, longer, small_config().with_rounds(4))
+    assert not longer.exists()
+
+
 def test_a_run_goes_on_only_with_a_model_of_its_size(tmp_path: Path) -> None:
     path = tmp_path / "run"
     stopped_run(path, 1)

@@ -96,7 +96,12 @@ def _read_items(dataset: Any, who: str) -> tuple[Tensor, Tensor]:
 
 def _tensor(values: Any, who: str) -> Tensor:
     if isinstance(values, Tensor):
+        if values.layout != torch.strided or values.is_quantized or values.is_meta:
+            raise ValueError(f"{who}: is a {values.layout} tensor of {values.dtype} on {values.device}, "
+                             "but must be a plain one that holds its values")  # fmt: skip
         return values.detach().cpu()
+    if np.ma.is_masked(values):
+        raise ValueError(f"{who}: is a masked array: what its mask hides would be taken for data")
     try:
         return torch.tensor(np.asarray(values))
     except (TypeError, ValueError) as error:

@@ -153,6 +153,8 @@ def associate(
     state: Hypotheses, factory: ModelFactory, x: Any, y: Any, temperature: Temperature, prior: ClusterPrior
 ) -> Newcomer:
     """The newcomer with examples (x, y), placed by scoring alone: nothing is trained and nothing of the run changes."""
+    if y is None:
+        raise ValueError("data: y must hold the labels of x: by them it is told where a client belongs")
     examples = examples_of(factory, x, y)
     model, rows = _model(factory), torch.arange(len(examples))
     total = local.total_log_likelihood(local.log_likelihoods(model, state.models.mean, examples, rows), len(examples))

@@ -30,9 +30,14 @@ def evaluate(result: Result, spread: Spread, *, choose: bool = False) -> dict[st
     Where the model has BatchNorm, point is also told with statistics of each client's own training examples.
     """
     config = result.config
+    folder = None if result.path is None else RunFolder.open(result.path)
+    if folder and folder.of_federation:
+        raise ValueError(f"the run in {folder.path} is a federation's: only its clients have the data to evaluate it "
+                         "on, and what they found is in result.json (experiment.mixture = true: of mixtures too)"
+                         )  # fmt: skip
     data = load_data(config)
-    if result.path is not None:
-        _refuse_other_data(data, RunFolder.open(result.path))
+    if folder:
+        _refuse_other_data(data, folder)
     if choose:
         if not config.data.validation:
             raise ValueError("prior precision 'auto' is chosen on validation data, and this run kept none apart "
@@ -58,11 +63,9 @@ def evaluate(result: Result, spread: Spread, *, choose: bool = False) -> dict[st
 
 
 def _refuse_other_data(data: FederatedData, folder: RunFolder) -> None:
-    """Nothing happens if the run was made with these data, as far as it knows: on Flower nobody sees all of them."""
-    kept = folder.read("manifest.json")
+    """Nothing happens if the run was made with these data."""
     try:
-        if "format" in kept:
-            verify_manifest(data, kept)
+        verify_manifest(data, folder.read("manifest.json"))
     except ValueError as error:
         raise ValueError(f"the run in {folder.path} was made with other data: {error}") from None
 

@@ -117,6 +117,7 @@ def resume(
         checkpoint = standing.checkpoint
         if folder.complete and checkpoint and checkpoint.round == config.experiment.rounds:
             return _kept_result(config, folder, checkpoint, factory)
+        _refuse_federations(folder)
         problem = prepare(config, clients, factory)
         if folder.has("manifest.json"):
             verify_manifest(problem.data, folder.read("manifest.json"))
@@ -140,6 +141,7 @@ def prolong(path: Path, out: Path, config: Config) -> None:
     if config.experiment.rounds <= kept.experiment.rounds:
         raise ValueError(f"the run in {path} has {kept.experiment.rounds} rounds: more than these must be asked for, "
                          f"not {config.experiment.rounds}")  # fmt: skip
+    _refuse_federations(source)
     with source.locked():
         standing = source.standing()
         if standing.checkpoint is None:
@@ -150,6 +152,13 @@ def prolong(path: Path, out: Path, config: Config) -> None:
         with folder.locked():
             folder.refuse_if_begun()
             folder.take_over(source, standing)
+
+
+def _refuse_federations(folder: RunFolder) -> None:
+    """Nothing happens if the run can go on here: of a federation's run the data are not here, but with its clients."""
+    if folder.of_federation:
+        raise ValueError(f"the run in {folder.path} is a federation's, whose clients have its data: start the "
+                         "federation again to go on with it")  # fmt: skip
 
 
 def settings_of(path: Path) -> Config:
@@ -203,11 +212,14 @@ def run_on(
 
     `split` is what the engine knows of who holds what; a run is gone on with only if that is still the same.
     """
-    folder = RunFolder.open(out) if is_unfinished(out, config) else RunFolder.create(out, config.as_dict())
+    folder = RunFolder.open(out) if is_unfinished(out, config) else RunFolder.create(out, config.as_dict(), split)
+    if not folder.of_federation:
+        raise ValueError(f"the run in {out} was begun on one machine, and these clients' data may be others: choose "
+                         "another folder")  # fmt: skip
     with folder.locked(), resumable(folder, f"the same settings and folder {out}"):
         standing = folder.standing()
-        if not folder.has("manifest.json"):
-            _describe(folder, split)
+        if not folder.has("environment.json"):
+            folder.write("environment.json", environment())
         for key, value in folder.read("manifest.json").items():
             now = split.get(key)
             if None not in (value, now) and value != now:  # None: not known, as the groups while a client is away

@@ -29,7 +29,7 @@ from bcfl.belief.gaussian import Gaussian
 
 LOGS = ("rounds.jsonl", "associations.jsonl", "timings.jsonl")
 KEPT_CHECKPOINTS = 2  # should the last one be damaged, the one before is there
-LEFTOVERS = {"lock", "config.json.tmp"}  # all that can be there before config.json is
+LEFTOVERS = {"lock", "config.json.tmp", "manifest.json", "manifest.json.tmp"}  # all that can be there before config.json is
 
 
 def new_folder(path: Path) -> Path:
@@ -84,13 +84,15 @@ class RunFolder:
         self.path = path
 
     @staticmethod
-    def create(path: Path, config: Mapping[str, Any]) -> "RunFolder":
-        """A new run folder that holds its settings; refuses one that holds anything else."""
+    def create(path: Path, config: Mapping[str, Any], split: Mapping[str, Any] | None = None) -> "RunFolder":
+        """A new run folder that holds its settings, and first, if given, the split; one in use is refused."""
         folder = RunFolder(path)
         refuse_if_full(folder, config)  # before a lock is put into what may be somebody's own folder
         path.mkdir(parents=True, exist_ok=True)
         with folder.locked():
             refuse_if_full(folder, config)  # another process may have been quicker
+            if split is not None:
+                folder.write("manifest.json", split)
             folder.write("config.json", config)
         return folder
 
@@ -131,6 +133,11 @@ class RunFolder:
     @property
     def complete(self) -> bool:
         return self.has("result.json")
+
+    @property
+    def of_federation(self) -> bool:
+        """Whether its clients' data lie with them: the server, whose folder this is, has never seen who holds what."""
+        return self.has("manifest.json") and "format" not in self.read("manifest.json")
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """One more line; a line that was cut short by a crash is cut off on resuming."""
