@@ -8,15 +8,12 @@ published code tests; and with those of the client's own training examples, whic
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from measured import MEASURES, Paper, clusters_of, paper_key, problem_of
+from measured import MEASURES, clusters_of, problem_of
 from runs import runs_and_file
-from tables import show, table
 from torch import Tensor, nn
 
 import bcfl
@@ -27,16 +24,6 @@ from bcfl.predict.metrics import summarise
 from bcfl.randomness import generator
 from bcfl.runs.problem import prepare
 
-NOTE = (
-    "The published code never leaves training mode, so that BatchNorm, when it tests, takes its statistics from the "
-    "test examples of a client that are at hand, up to 32 at a time. Where clients hold few classes that fits a model "
-    "to the client, but it is no prediction for one example: it hangs on the others. All other tables here are by the "
-    "statistics that were learned. These are the same last models, tested in both ways "
-    "(`experiments/batch_statistics.py`), of the runs that were still at hand when this was looked into. A client can "
-    "have the same without looking at test examples: *own* are the statistics of its own training examples, "
-    "`result.predictor(client, statistics_of=x)`, for the runs that were made again for it. For the "
-    "other tables with BatchNorm, label(4,10,0.1) among them, none of this was measured."
-)
 WAYS = ("learned", "of_batches", "of_training")
 
 
@@ -71,37 +58,6 @@ def _tested(result: bcfl.Result, data: FederatedData, size: int, seed: int, way:
 def _log_p(module: nn.Module, x: Tensor) -> Tensor:
     scores: Tensor = module(x)
     return scores.log_softmax(1)
-
-
-def pointer(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where what was tested in both ways stands, for whoever has read only how it does by learned statistics."""
-    tested = dict.fromkeys(", ".join(record["problem"]) for record in records)
-    where = "Also [tested as the published code tests](#tested-as-the-published-code-tests), which makes a difference"
-    return [f"{where}: {'; '.join(tested)}.", ""] if tested else []
-
-
-def as_published(records: Sequence[Mapping[str, Any]], paper: Paper) -> list[str]:
-    """A row for each method, beside the paper's, in Markdown."""
-    rows: dict[tuple[tuple[str, str], int | None, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for record in records:
-        rows[tuple(record["problem"]), record["clusters"], record["method"]].append(record)
-    lines = []
-    for (problem, clusters, method), runs in rows.items():
-        # A method without clusters stands beside the K with which the paper runs most methods.
-        keys = [key for key in paper if key[:2] == paper_key(problem, None)[:2] and clusters in (None, key[2])]
-        printed = paper[max(keys, key=lambda key: len(paper[key]))] if keys else {}
-        cells = [", ".join(problem), method]
-        for key in MEASURES:
-            for way in WAYS:  # what was measured before there was the last one lacks it
-                found = [run[way][key] for run in runs if way in run]
-                cells.append(show(found) if len(found) == len(runs) else "")
-            cells.append(str(printed.get(method, {}).get(key, "")))
-        place = list(printed).index(method) if method in printed else len(printed)
-        lines.append((problem, place, [*cells, str(len(runs))]))
-    columns = ["data", "method"]
-    columns += [title for name in MEASURES.values() for title in (name, f"{name}, by batches", "own", "paper")]
-    head = ["## Tested as the published code tests", "", NOTE, ""]
-    return [*head, *table([*columns, "seeds"], [cells for *_, cells in sorted(lines)]), ""] if lines else []
 
 
 def main() -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from draw_results import draw_table1
-from left import left_to_run
 from measured import read_paper, read_records
-from reasons import read_reasons
-from results_page import page
+from results_page import results_page, write_rows
 from runs import finished, parser_for
 
 from bcfl.files import write_atomically
@@ -41,27 +39,10 @@ def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
-def results_pages(root: Path) -> dict[Path, str]:
-    """RESULTS.md and the documentation's page, from the files in results/ and experiments/."""
-    experiments, results = root / "experiments", root / "results"
-    reasons = read_reasons((results / "reasons.toml").read_text())
-    preface, pictures = ((experiments / f"results-{part}.md").read_text() for part in ("preface", "pictures"))
-    scripts = ("newcomers", "batch_statistics", "predictive")  # whose figures are kept, in files that begin so
-    measured: dict[str, list[dict[str, Any]]] = {script: [] for script in scripts}
-    for path in sorted((results / "predictive").glob("*.json")):
-        script = next((name for name in scripts if path.name.startswith(f"{name}-")), "predictive")
-        measured[script].extend(json.loads(path.read_text()))
-    left = left_to_run(experiments, results)
-    text = page(read_records(root), read_paper(root), reasons, preface, pictures, left, **measured)
-    return {
-        root / "RESULTS.md": f"# Results\n\n{text}",
-        root / "docs/results.md": f"# How results compare with the paper\n\n{text.replace('](docs/', '](')}",
-    }
-
-
-def write_results(root: Path) -> None:
-    for path, text in results_pages(root).items():
-        path.write_text(text)
+def write_page(root: Path) -> None:
+    records = read_records(root)
+    write_atomically(root / "RESULTS.md", results_page(records, read_paper(root), root).encode())
+    write_rows(records, root / "results/rows.csv")
 
 
 def main() -> None:
@@ -71,9 +52,11 @@ def main() -> None:
     for run in taken:
         text = json.dumps(compact(run), separators=(",", ":"))
         write_atomically(ROOT / "results" / f"{run.name}.json", (text + "\n").encode())
-    write_results(ROOT)
+    write_page(ROOT)
     draw_table1(ROOT)
-    print(f"took over {len(taken)} finished runs; wrote RESULTS.md and docs/results.md, and drew the curves of table 1")
+    print(
+        f"took over {len(taken)} finished runs; wrote RESULTS.md and results/rows.csv, and drew the curves of table 1"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-from beyond_page import SIZES
+from newcomers import SIZES
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "rotated digits"}

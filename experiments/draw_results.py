@@ -14,6 +14,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
 from measured import (
+    ENOUGH_SEEDS,
     MEASURES,
     Printed,
     Row,
@@ -24,8 +25,8 @@ from measured import (
     settings_of,
     tested_problems,
 )
+from results_page import RAISED, stands_for
 from runs import finished, parser_for
-from standing import few_seeds, stands_for
 
 from bcfl.report.paper import COLOURS, DASHES, STYLE, draw_graph
 from bcfl.report.reading import group_runs, read_runs
@@ -66,12 +67,16 @@ def _curve(panel: Any, row: Row, key: str, papers: Printed, band: bool = False) 
     dash = "--" if warmed else DASH_OF.get(method, "-")
     curves = 100 * np.array([run["by_round"][key] for run in row.runs])[:, FIRST - 1 :]  # (seed, round)
     rounds, mean = np.arange(FIRST, FIRST + curves.shape[1]), curves.mean(0)
-    panel.plot(rounds, mean, dash, color=paint, linewidth=1.2, label=row.method + few_seeds(row))
+    panel.plot(rounds, mean, dash, color=paint, linewidth=1.2, label=_label(row))
     if band and len(curves) > 1:
         spread = curves.std(0, ddof=1)
         panel.fill_between(rounds, mean - spread, mean + spread, color=paint, alpha=0.15, linewidth=0)
     if method in COLOUR_OF:
         panel.plot(PAPERS_PLACE, papers.value, "D", color=paint, markersize=4, fillstyle="none" if warmed else "full")
+
+
+def _label(row: Row) -> str:
+    return row.method + (str(len(row.runs)).translate(RAISED) if len(row.runs) < ENOUGH_SEEDS else "")
 
 
 def draw_graphs(folder: Path, path: Path) -> None:

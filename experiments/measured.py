@@ -1,20 +1,17 @@
-"""What results/*.json and the paper say, as numbers: runs by method, what they spent, which differences are sure."""
+"""What results/*.json and the paper say, as numbers: runs by method and setting, beside what the paper prints."""
 
 import csv
 import json
-import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from scipy.stats import ttest_1samp
-
 from bcfl.data.datasets import full_name
-from bcfl.methods.attentive import FedSoft
+from bcfl.methods.attentive import FedAMP, FedSoft
 from bcfl.methods.bcfl import BCFL
 from bcfl.runs.sweep import differences, draw_of, text_of, title_of
 
@@ -26,8 +23,6 @@ STATED_STEPS, STATED_ROUNDS = 10, 100  # the paper's, per client
 STATED = {"training.local_steps": STATED_STEPS, "experiment.rounds": STATED_ROUNDS}
 SELECTION_OF_FEW = 5  # what FedSoft draws for a cluster where its usual ten would be all; published for eight clients
 ENOUGH_SEEDS = 3  # from fewer no order of methods is claimed
-SCORED = 1 / 3  # what scoring an example costs of training on it: a forward pass, against one forward and one backward
-BYTES = {"parameters_down": 4, "parameters_up": 4, "scalars_up": 8}  # of a number sent
 # What the published scripts draw: files in splits/ -> how the paper's tables call the setting, and what headings say.
 PUBLISHED = {
     "fashion_mnist.npz": ("label(4,10,0.1)", "the published split"),
@@ -37,7 +32,12 @@ PUBLISHED = {
 SETTING_OF = {f"{setting}, {drawn}": setting for setting, drawn in PUBLISHED.values()}  # of what headings say
 OWN_SPLITS = "our own splits (one per seed)"
 # Settings that are told wherever they are another than this: our defaults, and of FedAMP what the paper's runs had.
-TOLD = {"method.fusion": BCFL.fusion, "method.racing": BCFL.racing, "method.attention": "cosine"}
+TOLD = {
+    "method.fusion": BCFL.fusion,
+    "method.racing": BCFL.racing,
+    "method.attention": "cosine",
+    "method.variant": "attentive_mean",
+}
 USUAL = {**TOLD, **STATED}
 MEASURES = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 
@@ -69,16 +69,6 @@ class Row:
     def label(self) -> str:
         return ", ".join([self.method, *(f"{title_of(key)} {text_of(value)}" for key, value in self.settings.items())])
 
-    def without(self, key: str) -> "Row":
-        """The same, with one setting not told."""
-        return replace(self, settings={own: value for own, value in self.settings.items() if own != key})
-
-    def with_draws_of(self, other: "Row") -> "Row | None":
-        """Its runs with the seeds that the other row has, too; None without any."""
-        common = {draw_of(run["config"]) for run in other.runs}
-        runs = [run for run in self.runs if draw_of(run["config"]) in common]
-        return replace(self, runs=runs) if runs else None
-
     @property
     def num_clients(self) -> int:
         return len(self.runs[0]["result"]["assignment"])
@@ -100,33 +90,16 @@ class Row:
         ends = [run["by_round"][key][-rounds:] for run in self.runs]
         return [] if any(None in values for values in ends) else [100 * fmean(values) for values in ends]
 
-    def by_draw(self, key: str) -> dict[Draw, float]:
-        return {draw_of(run["config"]): 100 * run["result"][key] for run in self.runs}
-
-    def by_draw_within(self, budget: float, key: str) -> dict[Draw, float]:
-        """What the runs had when their clients had worked as much as that; those that were not tested by then lack."""
-        at = [(run, last_within(run, budget)) for run in self.runs]
-        return {draw_of(run["config"]): 100 * run["by_round"][key][place - 1] for run, place in at if place is not None}
-
     def spent(self, key: str) -> list[float]:
         """What a client has spent by the end of every round, round 0 first, as a mean over clients and seeds."""
         sums = zip(*(accumulate(run["work_by_round"][key]) for run in self.runs), strict=True)
         return [fmean(values) / self.num_clients for values in sums]
 
-    @property
-    def bytes_per_client(self) -> float:
-        return sum(size * self.spent(key)[-1] for key, size in BYTES.items())
-
-    def rounds_at(self, key: str, percent: float) -> list[int]:
-        """The rounds at which the mean over seeds is as high as that, rounded as it is printed."""
-        curves = zip(*(run["by_round"][key] for run in self.runs), strict=True)
-        means = [None if None in values else 100 * fmean(values) for values in curves]
-        return [i for i, mean in enumerate(means, 1) if mean is not None and round(mean, 2) >= percent]
-
 
 def read_records(root: Path) -> list[Record]:
-    """What results/ holds of every run."""
-    return [json.loads(path.read_text()) for path in sorted((root / "results").glob("*.json"))]
+    """What results/ holds of every run, with the file that holds it."""
+    paths = sorted((root / "results").glob("*.json"))
+    return [{**json.loads(path.read_text()), "file": f"results/{path.name}"} for path in paths]
 
 
 def read_paper(root: Path) -> list[dict[str, str]]:
@@ -222,6 +195,8 @@ def main_clusters(problem: Problem, records: Iterable[Record], paper: Paper) -> 
 
 def setting_of(record: Record, key: str) -> Any:
     section, _, name = key.partition(".")
+    if key == "method.variant" and record["config"]["method"]["name"] == "fedamp":
+        return record["config"]["method"].get(name, FedAMP.variant)  # runs older than the option
     return record["config"][section].get(name, TOLD.get(key))
 
 
@@ -261,41 +236,3 @@ def rows_of(records: Iterable[Record]) -> list[Row]:
             if draw_of(record["config"]) not in (draw_of(run["config"]) for run in row.runs):
                 row.runs.append(record)
     return list(rows.values())
-
-
-def client_work(record: Record) -> list[float]:
-    """What a client has spent by the end of every round, round 0 first, in training steps: a mean over clients."""
-    work, batch = record["work_by_round"], record["config"]["training"]["batch_size"]
-    steps = zip(work["local_steps"], work["scored_examples"], strict=True)
-    clients = len(record["result"]["assignment"])
-    return [spent / clients for spent in accumulate(trained + SCORED * scored / batch for trained, scored in steps)]
-
-
-def last_within(record: Record, budget: float) -> int | None:
-    """The last round at which the run was tested and had spent no more than the budget."""
-    spent, measured = client_work(record), record["by_round"]["accuracy"]
-    fits = [i for i, value in enumerate(measured, 1) if value is not None and spent[i] <= budget * (1 + 1e-9)]
-    return max(fits, default=None)
-
-
-def paired_gaps(a: Mapping[Draw, float], b: Mapping[Draw, float]) -> list[float]:
-    """By how many percent the first is better, for each draw that both have."""
-    return [a[draw] - b[draw] for draw in sorted(a.keys() & b.keys())]
-
-
-def paired_p(gaps: Sequence[float]) -> float:
-    """The p-value of the paired t-test; 1 where nothing differs."""
-    if not any(gaps):
-        return 1.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # equal gaps: a deviation of (nearly) zero, p is (nearly) 0
-        return float(ttest_1samp(gaps, 0.0).pvalue)
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """The p-values, corrected for being so many (Holm 1979): the i-th smallest times (m − i + 1), never falling."""
-    adjusted, highest = [0.0] * len(p), 0.0
-    for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        highest = max(highest, min(1.0, (len(p) - rank) * p[i]))
-        adjusted[i] = highest
-    return adjusted

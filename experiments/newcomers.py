@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from beyond_page import SIZES
 from runs import runs_and_file
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from bcfl.predict.mixtures import belief_shares, cluster_log_prior, newcomer_pos
 from bcfl.runs.problem import load_data
 from bcfl.runs.result import Result
 
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # examples of a newcomer
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # log-likelihoods are divided by n^power: 0 is "none", 1 is "per_example"
 NUMBERS = (2.0, 4.0, 8.0, 16.0)  # … or by a number
 HANDFULS = 100  # of each size, from each newcomer

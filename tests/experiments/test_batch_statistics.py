@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from batch_statistics import as_published, measure, pointer
-from measured import paper_numbers
+from batch_statistics import measure
 from small_runs import small_config
 from torch import nn
 
@@ -55,20 +54,3 @@ def test_a_model_without_such_statistics_is_passed_over(tmp_path: Path) -> None:
     result = start(small_config(), tmp_path / "run")
     assert measure(tmp_path / "run") is None
     assert "own_statistics" not in evaluate(result, Spread())
-
-
-def test_rows_stand_beside_the_papers() -> None:
-    printed = {"table": "table2", "dataset": "fashion_mnist", "setting": "label(0,40,0.1)", "accuracy": "88.64",
-               "f1": "45.9", "accuracy_sd": "", "f1_sd": "", "K": "4", "method": "FedAvg"}  # fmt: skip
-    run = {"problem": ["fashion_mnist", "label(0,40,0.1), the published split without copies"], "clusters": None,
-           "method": "fedavg", "seed": 0, "learned": {"accuracy": 86.4, "macro_f1": 42.2},
-           "of_batches": {"accuracy": 87.2, "macro_f1": 46.0}}  # fmt: skip
-    other = {**run, "problem": ["digits", "feature(4,5)"], "clusters": 4}
-    run["of_training"] = {"accuracy": 88.0, "macro_f1": 47.0}  # the other was measured before there was such a test
-    text = "\n".join(as_published([run, other], paper_numbers([printed])))
-    assert "| fedavg | 86.40 | 87.20 | 88.00 | 88.64 | 42.20 | 46.00 | 47.00 | 45.90 | 1 |" in text
-    assert "| digits, feature(4,5) | fedavg | 86.40 | 87.20 |  |  | 42.20 | 46.00 |  |  | 1 |" in text
-    assert as_published([], {}) == []
-    told, _ = pointer([run, run])
-    assert told.endswith("difference: fashion_mnist, label(0,40,0.1), the published split without copies.")
-    assert pointer([]) == []
