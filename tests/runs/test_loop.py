@@ -17,10 +17,10 @@ from torch import nn
 
 from bcfl.data.datasets import load
 from bcfl.engines.simulator import Simulator
+from bcfl.methods.bcfl import BCFL
+from bcfl.model.flat import mlp
 from bcfl.runs import store
-from bcfl.runs.settings import Config
 from bcfl.runs.environment import source_digest
-from bcfl.runs.problem import Split, prepare
 from bcfl.runs.loop import (
     Observer,
     is_unfinished,
@@ -30,11 +30,11 @@ from bcfl.runs.loop import (
     settings_of,
     start,
 )
+from bcfl.runs.problem import Split, prepare
+from bcfl.runs.settings import Config
 from bcfl.runs.stopping import RunStoppedError
 from bcfl.runs.store import RunFolder, TakenError
 from bcfl.runs.sweep import plan, sweep
-from bcfl.methods.bcfl import BCFL
-from bcfl.model.flat import mlp
 
 
 class Follower:

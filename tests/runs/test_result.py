@@ -12,10 +12,10 @@ from small_runs import small_config
 from torch import Tensor, nn
 
 import bcfl
-from bcfl.predict.predictors import examples_of, module_of
-from bcfl.federation import Hypotheses
 from bcfl.belief.gaussian import Gaussian
+from bcfl.federation import Hypotheses
 from bcfl.model.flat import FlatModel, ModelFactory, build
+from bcfl.predict.predictors import examples_of, module_of
 
 
 def made(factory: ModelFactory, model_of: list[list[int]], assignment: list[list[int]], *weight: float) -> bcfl.Result:

@@ -7,7 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from bcfl.client.trainer import Training
 from bcfl.data.datasets import DIGITS_FIVE
+from bcfl.methods import METHODS, method_of, option_types
 from bcfl.runs.settings import (
     SECTIONS,
     YOUNGER,
@@ -20,8 +22,6 @@ from bcfl.runs.settings import (
     load_config,
     parse_config,
 )
-from bcfl.client.trainer import Training
-from bcfl.methods import METHODS, method_of, option_types
 
 NAMES = [name.replace("-M", "-3") for name in METHODS]
 

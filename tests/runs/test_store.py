@@ -13,10 +13,10 @@ import torch
 from small_runs import files_in
 
 import bcfl
+from bcfl.belief.gaussian import Gaussian
+from bcfl.federation import Hypotheses
 from bcfl.runs import store
 from bcfl.runs.store import LOGS, Checkpoint, RunFolder, TakenError, new_folder, state_tensors
-from bcfl.federation import Hypotheses
-from bcfl.belief.gaussian import Gaussian
 
 CONFIG = {"method": {"name": "bcfl-g"}}
 

@@ -17,9 +17,9 @@ from torch import nn
 from bcfl.data.manifest import save_partition
 from bcfl.runs import loop as run_module
 from bcfl.runs import sweep as module
-from bcfl.runs.settings import Config
-from bcfl.runs.problem import Split, load_data
 from bcfl.runs.loop import Observer, start
+from bcfl.runs.problem import Split, load_data
+from bcfl.runs.settings import Config
 from bcfl.runs.store import RunFolder, TakenError
 from bcfl.runs.sweep import Planned, alike, differences, expand, mean_and_deviation, plan, rows_in_order, sweep
 

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bcfl.belief.gaussian import flat
 from bcfl.client import trainer as local
+from bcfl.client.trainer import Examples
 from bcfl.data.manifest import verify_manifest
 from bcfl.data.partition import FederatedData
-from bcfl.runs.settings import Config
 from bcfl.predict.predictors import Spread, predictor_of, quality
 from bcfl.runs.problem import load_data
 from bcfl.runs.result import Result
+from bcfl.runs.settings import Config
 from bcfl.runs.store import RunFolder
-from bcfl.belief.gaussian import flat
-from bcfl.client.trainer import Examples
 
 # Among these the prior precision of a belief's spread is chosen on validation data; ∞ is the point prediction.
 PRIOR_PRECISIONS = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5, math.inf)

@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 from bcfl.association.hypotheses import align
+from bcfl.belief.gaussian import Gaussian, distinct
+from bcfl.client.client import Layout, layout_of
+from bcfl.client.stacked import find_device
+from bcfl.client.trainer import Evaluation
 from bcfl.data.datasets import full_name
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
-from bcfl.client.client import Layout, layout_of
 from bcfl.engines.heap import physical_memory
 from bcfl.engines.simulator import Simulator
-from bcfl.client.stacked import find_device
-from bcfl.runs.settings import FROM_PYTHON, Config, parse_config
-from bcfl.runs.environment import environment
+from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
+from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.predict.metrics import agreement, follow_drift, summarise
 from bcfl.predict.predictors import mixtures
+from bcfl.runs.environment import environment
 from bcfl.runs.problem import Problem, S, Split, model_factory, prepare, split_seed
 from bcfl.runs.result import Result
+from bcfl.runs.settings import FROM_PYTHON, Config, parse_config
 from bcfl.runs.stopping import resumable
 from bcfl.runs.store import Checkpoint, RunFolder, Standing
-from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
-from bcfl.belief.gaussian import Gaussian, distinct
-from bcfl.client.trainer import Evaluation
-from bcfl.model.flat import FlatModel, ModelFactory, build
 
 BELIEFS_SHARE = 0.8  # of the machine's memory: the rest is for data and for trainings under way
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from bcfl.runs.settings import Config
 from bcfl.files import GrowingLog
 from bcfl.methods import method_of
+from bcfl.runs.settings import Config
 
 RECENT = 20  # rounds that tell a run's present pace: the first ones may have more to train, or a busier machine
 

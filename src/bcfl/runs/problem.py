@@ -15,10 +15,10 @@ from bcfl.data.datasets import DATASETS, load
 from bcfl.data.drift import with_drift
 from bcfl.data.partition import FederatedData, partition, with_validation
 from bcfl.engines.heap import keep_freed_memory
-from bcfl.runs.settings import FROM_PYTHON, Config
 from bcfl.federation import Method
 from bcfl.methods import method_of
 from bcfl.model.flat import MODELS, ModelFactory, look_up
+from bcfl.runs.settings import FROM_PYTHON, Config
 
 
 class Split(Protocol):

@@ -5,8 +5,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from bcfl.runs.settings import DEFAULT_METHOD, SECTIONS, in_words
 from bcfl.methods import METHODS, option_types
+from bcfl.runs.settings import DEFAULT_METHOD, SECTIONS, in_words
 
 
 @dataclass(frozen=True)

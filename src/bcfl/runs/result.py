@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 from bcfl.association.hypotheses import align, co_association, entropy, marginals
 from bcfl.belief.evidence import Temperature
-from bcfl.runs.settings import Config
+from bcfl.belief.gaussian import flat
+from bcfl.client.trainer import take_statistics
+from bcfl.federation import Hypotheses, Mixture, RoundInfo
+from bcfl.model.flat import ModelFactory
+from bcfl.predict.mixtures import ClusterPrior
 from bcfl.predict.predictors import (
     Newcomer,
     Predictor,
@@ -20,11 +24,7 @@ from bcfl.predict.predictors import (
     module_of,
     predictor_of,
 )
-from bcfl.federation import Hypotheses, Mixture, RoundInfo
-from bcfl.belief.gaussian import flat
-from bcfl.client.trainer import take_statistics
-from bcfl.model.flat import ModelFactory
-from bcfl.predict.mixtures import ClusterPrior
+from bcfl.runs.settings import Config
 
 MIXTURE = ("accuracy", "nll", "ece", "brier")  # what is compared between a mixture and a single model
 

@@ -16,9 +16,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from bcfl.client.trainer import Training
 from bcfl.data.datasets import DATASETS, full_name
 from bcfl.engines.simulator import Participation
-from bcfl.client.trainer import Training
 from bcfl.methods import make_method, option_types
 
 DEFAULT_METHOD = "bcfl-mh-3"

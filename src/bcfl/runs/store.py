@@ -23,13 +23,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from bcfl.belief.gaussian import Gaussian
 from bcfl.federation import Hypotheses
 from bcfl.files import write_atomically
-from bcfl.belief.gaussian import Gaussian
 
 LOGS = ("rounds.jsonl", "associations.jsonl", "timings.jsonl")
 KEPT_CHECKPOINTS = 2  # should the last one be damaged, the one before is there
-LEFTOVERS = {"lock", "config.json.tmp", "manifest.json", "manifest.json.tmp"}  # all that can be there before config.json is
+LEFTOVERS = {
+    "lock",
+    "config.json.tmp",
+    "manifest.json",
+    "manifest.json.tmp",
+}  # all that can be there before config.json is
 
 
 def new_folder(path: Path) -> Path:

@@ -20,10 +20,14 @@ from typing import Any, Protocol
 import torch
 
 from bcfl.client import trainer as local
+from bcfl.client.stacked import find_device
+from bcfl.client.trainer import Examples
 from bcfl.data.datasets import DATASETS
 from bcfl.data.manifest import verify_manifest
 from bcfl.data.partition import FederatedData, parse_specification
-from bcfl.client.stacked import find_device
+from bcfl.model.flat import FlatModel, ModelFactory, build
+from bcfl.runs.loop import Observer, resume, start
+from bcfl.runs.problem import Split, load_data, model_factory, pose, set_up_memory, split_seed
 from bcfl.runs.settings import (
     Config,
     DataConfig,
@@ -34,11 +38,7 @@ from bcfl.runs.settings import (
     refuse_unknown,
     set_value,
 )
-from bcfl.runs.problem import Split, load_data, model_factory, pose, set_up_memory, split_seed
-from bcfl.runs.loop import Observer, resume, start
 from bcfl.runs.store import RunFolder, TakenError
-from bcfl.client.trainer import Examples
-from bcfl.model.flat import FlatModel, ModelFactory, build
 
 # What may differ between runs that are averaged: who drew the numbers, where the data lay, when a run was looked at.
 NOT_A_SETTING = {
