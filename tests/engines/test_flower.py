@@ -620,7 +620,8 @@ def test_an_unsound_privacy_report_is_not_added_up(
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        ({"vector-length": 7}, r"the model has \d+ numbers, but at the client 7"),
+        ({"vector-length": 7}, r"the model's vectors have \d+ numbers, momentum included, but at the client 7"),
+        ({"layers": [": Sequential()"]}, r"the model's layer 2 is 0: Flatten.*, but at the client missing"),
         ({"shapes": ["3×3"]}, r"the model's tensor 1 is \d+×64, but at the client 3×3"),
         ({"shapes": "64"}, "shapes must be a list of str"),
     ],

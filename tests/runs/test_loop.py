@@ -373,7 +373,7 @@ def test_a_run_goes_on_only_with_a_model_of_its_size(tmp_path: Path) -> None:
     def other() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
-    with pytest.raises(ValueError, match=r"the model has 1300 numbers, but in the run in .* 4820"):
+    with pytest.raises(ValueError, match=r"the model's tensor 1 is 10×64, but in the run in .* 32×64"):
         resume(path, factory=other, num_workers=1)
 
 

@@ -30,6 +30,7 @@ class Layout:
     num_statistics: int  # all that follows the parameters
     variances: tuple[slice, ...]  # where BatchNorm's running variances are
     shapes: tuple[str, ...]  # of parameters and statistics, in their order: "100×50"
+    layers: tuple[str, ...]  # what the network is made of: see bcfl.model.architecture
 
     @property
     def length(self) -> int:
@@ -39,22 +40,23 @@ class Layout:
         """How many numbers a belief is when it travels: its precision counts only where curvature is learned."""
         return self.length + (self.num_parameters if curvature else 0)
 
-    def refuse_other(self, length: int, shapes: Sequence[str], where: str) -> None:
-        """Nothing happens if, as far as length and shapes can tell, a vector means here what it means there."""
+    def refuse_other(self, length: int, shapes: Sequence[str], layers: Sequence[str], where: str) -> None:
+        """Nothing happens if a vector means here what it means there; shapes or layers that are not known are empty."""
+        for what, these, those in (("tensor", self.shapes, shapes), ("layer", self.layers, layers)):
+            for number, (here, there) in enumerate(itertools.zip_longest(these, those, fillvalue="missing"), 1):
+                if here != there and those:
+                    told = " ".join(there.split())[:200]  # by whoever it may be
+                    raise ValueError(f"the model's {what} {number} is {here}, but {where} {told}")
         if length != self.length:
-            raise ValueError(f"the model has {self.length} numbers, but {where} {length}")
-        for number, (here, there) in enumerate(itertools.zip_longest(self.shapes, shapes, fillvalue="missing"), 1):
-            if here != there:
-                raise ValueError(f"the model's tensor {number} is {here}, but {where} {there}")
+            raise ValueError(f"the model's vectors have {self.length} numbers, momentum included, but {where} {length}")
 
 
 def layout_of(model: FlatModel, training: Training) -> Layout:
     """The layout of the vectors by which a run with this model and training exchanges beliefs."""
     carried = model.num_parameters if training.momentum_state == "belief" else 0
     num_statistics = model.num_statistics + carried
-    return Layout(
-        model.num_parameters, model.num_last_layer, len(model.vector), num_statistics, model.variances, model.shapes
-    )
+    sizes = model.num_parameters, model.num_last_layer, len(model.vector), num_statistics
+    return Layout(*sizes, model.variances, model.shapes, model.layers)
 
 
 def draw_model(factory: ModelFactory, layout: Layout, seed: int, *path: int) -> Tensor:

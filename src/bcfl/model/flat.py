@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from bcfl.model.architecture import architecture
 from bcfl.model.layout import Kept, Make, Scores, convolutions_of, is_watched, sparse_inputs_of
 from bcfl.randomness import stream_seed
 
@@ -111,6 +112,7 @@ class FlatModel:
             for name, buffer in module.named_buffers()
             if name.rpartition(".")[2] == "running_var" and buffer.is_floating_point()
         )
+        self.layers = architecture(module)
         self.shapes = tuple("×".join(map(str, tensor.shape)) or "1" for tensor in self._tensors)
         self._spots = [(tensor.shape, tensor.stride(), tensor.storage_offset()) for tensor in self._tensors]
         if not self.vector.isfinite().all():

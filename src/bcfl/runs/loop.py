@@ -268,7 +268,7 @@ def _rounds(
         _tell_rejected([], history[0], config.method.get("fusion"))  # in a warm-up
         if folder:
             folder.append("rounds.jsonl", history[0])
-            folder.save_checkpoint(Checkpoint(0, state, engine.momentum, engine.layout.shapes))
+            folder.save_checkpoint(Checkpoint(0, state, engine.momentum, engine.layout.shapes, engine.layout.layers))
         first = 1
     else:
         assert folder is not None
@@ -296,7 +296,7 @@ def _rounds(
             folder.append("associations.jsonl", _info_record(index, info))
             folder.append("timings.jsonl", {"round": index, "seconds": seconds})
             if index % experiment.checkpoint_every == 0 or index == experiment.rounds:
-                folder.save_checkpoint(Checkpoint(index, state, engine.momentum, engine.layout.shapes))
+                folder.save_checkpoint(Checkpoint(index, state, engine.momentum, engine.layout.shapes, engine.layout.layers))
         for observer in observers:
             observer.round_done(record, seconds)
     groups = [problem.data.group_in(index) for index in range(1, experiment.rounds + 1)]
@@ -412,4 +412,4 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
 
 def _refuse_other_model(checkpoint: Checkpoint, layout: Layout, path: Path) -> None:
     length = checkpoint.state.models.mean.shape[1]
-    layout.refuse_other(length, checkpoint.shapes or layout.shapes, f"in the run in {path}")
+    layout.refuse_other(length, checkpoint.shapes, checkpoint.layers, f"in the run in {path}")

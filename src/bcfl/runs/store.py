@@ -61,6 +61,7 @@ class Checkpoint:
     state: Hypotheses
     momentum: dict[int, dict[int, Tensor]]  # what clients keep, for momentum_state = "client"
     shapes: Sequence[str] = ()  # of the model's tensors; none in a run of before they were noted
+    layers: Sequence[str] = ()  # what the network is made of; none in a run of before that was noted
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,8 @@ class RunFolder:
         for client, kept in checkpoint.momentum.items():
             # A client may go on with the momentum that it kept last, so their order is part of the state.
             tensors |= {f"momentum.{client}.{i}.{belief}": kept[belief] for i, belief in enumerate(kept)}
-        meta = {"round": str(checkpoint.round), "sizes": json.dumps(sizes), "shapes": json.dumps(checkpoint.shapes)}
+        meta = {"round": str(checkpoint.round), "sizes": json.dumps(sizes)}
+        meta |= {"shapes": json.dumps(checkpoint.shapes), "layers": json.dumps(checkpoint.layers)}
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, save(tensors, {**meta, "digest": _digest(tensors, meta)}))
@@ -241,8 +243,8 @@ class RunFolder:
         momentum: dict[int, dict[int, Tensor]] = {}
         for client, _, belief, name in sorted(kept):
             momentum.setdefault(client, {})[belief] = tensors.pop(name)
-        shapes = json.loads(meta.get("shapes", "[]"))
-        return Checkpoint(int(meta["round"]), state_from_tensors(tensors), momentum, shapes), sizes
+        shapes, layers = (json.loads(meta.get(key, "[]")) for key in ("shapes", "layers"))
+        return Checkpoint(int(meta["round"]), state_from_tensors(tensors), momentum, shapes, layers), sizes
 
     def _sync_log(self, name: str) -> int:
         with (self.path / name).open("ab") as file:

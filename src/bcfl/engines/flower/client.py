@@ -50,6 +50,7 @@ class Respondent:
             "num-classes": self.num_classes,
             "vector-length": layout.length,
             "shapes": list(layout.shapes),
+            "layers": list(layout.layers),
             **self._sizes(self.client, self.group),
         }
         said = RecordDict({"answer": ConfigRecord(answer)})

@@ -183,8 +183,11 @@ class FlowerEngine:
     def _read_member(self, position: int, content: RecordDict) -> tuple[int, Member]:
         said = settings_of(content, "answer")
         client = whole_number(said, "client", 0, self.num_clients - 1)
-        length, shapes = whole_number(said, "vector-length", 1, 2**62), list_of(said, "shapes", str)
-        self.layout.refuse_other(length, [one_line(shape) for shape in shapes], "at the client")
+        length = whole_number(said, "vector-length", 1, 2**62)
+        shapes, layers = (list_of(said, key, str) for key in ("shapes", "layers"))
+        if not (shapes and layers):
+            raise ValueError("shapes and layers of the model must be told")
+        self.layout.refuse_other(length, shapes, layers, "at the client")
         num_classes = whole_number(said, "num-classes", 1, 2**20)
         later = _read_sizes(settings_of(content, "later")) if "later" in content.config_records else None
         return client, Member(0, num_classes, _read_sizes({**said, "round": 0}), later)
