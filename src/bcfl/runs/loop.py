@@ -254,6 +254,7 @@ def _rounds(
 ) -> Result:
     """Round after round from the checkpoint, or from the beginning, to the end."""
     experiment, method = config.experiment, problem.method
+    model_is = engine.layout.shapes, engine.layout.layers
     history: list[dict[str, Any]] = []
     placed: list[Tensor] = []  # where the best hypothesis had every client, round by round
     if checkpoint is None:
@@ -268,7 +269,7 @@ def _rounds(
         _tell_rejected([], history[0], config.method.get("fusion"))  # in a warm-up
         if folder:
             folder.append("rounds.jsonl", history[0])
-            folder.save_checkpoint(Checkpoint(0, state, engine.momentum, engine.layout.shapes, engine.layout.layers))
+            folder.save_checkpoint(Checkpoint(0, state, engine.momentum, *model_is))
         first = 1
     else:
         assert folder is not None
@@ -296,7 +297,7 @@ def _rounds(
             folder.append("associations.jsonl", _info_record(index, info))
             folder.append("timings.jsonl", {"round": index, "seconds": seconds})
             if index % experiment.checkpoint_every == 0 or index == experiment.rounds:
-                folder.save_checkpoint(Checkpoint(index, state, engine.momentum, engine.layout.shapes, engine.layout.layers))
+                folder.save_checkpoint(Checkpoint(index, state, engine.momentum, *model_is))
         for observer in observers:
             observer.round_done(record, seconds)
     groups = [problem.data.group_in(index) for index in range(1, experiment.rounds + 1)]
