@@ -4,7 +4,7 @@ import errno
 import json
 import math
 import os
-import secrets
+import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import torch
 from federation_fixtures import client_data, examples_of, network
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import kstest, norm
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -67,7 +67,7 @@ def test_a_change_of_the_model_is_clipped_as_a_whole() -> None:
 @pytest.mark.parametrize("state", ["fresh", "belief"])
 def test_a_blurred_model_with_batchnorm_can_still_be_scored(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise makes some of its running variances negative, whose roots are NaN, and then all scores the least."""
-    monkeypatch.setattr(secrets, "randbits", lambda _: 0)
+    monkeypatch.setattr(os, "urandom", lambda size: random.Random(0).randbytes(size))
     model = FlatModel(build(network, 0))
     layout, (x, y, *_) = layout_of(model, Training(momentum_state=state)), client_data(1)[0]
     examples, start = examples_of(x, y), torch.zeros(layout.length)
@@ -134,6 +134,37 @@ def test_the_noise_is_as_strong_as_it_says_and_new_every_time(kind: str, noise: 
     first, second = released(kind, noise, middle), released(kind, noise, middle)
     assert float(first.std()) == pytest.approx(noise * BOUND_OF[kind], rel=0.05)
     assert not torch.equal(first, second)
+
+
+def test_all_noise_is_fresh_from_the_systems_secure_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's generator keeps 32 bits of its seed: noise from it is found, and taken away, within minutes."""
+    secure, num_bits = os.urandom, []
+    monkeypatch.setattr(os, "urandom", lambda size: num_bits.append(8 * size) or secure(size))
+    for name in ("Generator", "randn", "normal"):
+        monkeypatch.setattr(torch, name, None)
+    before = torch.random.get_rng_state()
+    for kind in BOUND_OF:
+        released(kind, 1.0, 0.0)
+    assert sum(num_bits) >= 64 * MANY * len(BOUND_OF)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_noise_is_gaussian_and_no_two_releases_share_it() -> None:
+    first, second = (Privacy(noise=3.0)._blur(torch.zeros(MANY), 2.0) / 6 for _ in range(2))
+    both = torch.cat([first, second])
+    assert kstest(both.numpy(), "norm").pvalue > 1e-6
+    assert float(both.var()) == pytest.approx(1, abs=6 * math.sqrt(2 / len(both)))
+    halves = torch.stack([first[: MANY // 2], first[MANY // 2 :], second[: MANY // 2], second[MANY // 2 :]])
+    assert bool((torch.corrcoef(halves) - torch.eye(4)).abs().max() < 6 / math.sqrt(MANY / 2))
+
+
+@pytest.mark.parametrize("value", [0.0, 1 / 3, -1e6, 1e-12])
+def test_what_is_released_lies_on_a_grid_that_no_data_move(value: float) -> None:
+    """The low bits of floating-point noise tell what it was added to; those of a whole number of steps do not."""
+    released = Privacy(noise=3.0)._blur(torch.full((1001,), value), 2.0)
+    steps = released / 2.0**-14  # the least power of two that is 6 / 2¹⁶ or less
+    assert torch.equal(steps, steps.round())
+    assert float((steps % 2).mean()) == pytest.approx(0.5, abs=0.1)  # and on no coarser one
 
 
 @pytest.mark.parametrize(
@@ -221,7 +252,7 @@ def test_nothing_that_is_not_blurred_is_in_an_answer(
 
 
 def test_a_client_answers_with_positive_running_variances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "randbits", lambda _: 0)
+    monkeypatch.setattr(os, "urandom", lambda size: random.Random(0).randbytes(size))
     who = protected(tmp_path, noise=3.0)
     said = arrays_in(ask(who, "all"))["mean.0"]
     assert float(said.min()) < 0

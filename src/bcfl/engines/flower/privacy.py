@@ -3,17 +3,21 @@
 Each release is a vector whose norm is clipped to a bound, plus Gaussian noise: two data sets of one client, however
 different, give vectors at most twice the bound apart. So everything a client says is (ε, δ)-differentially private
 towards the server with respect to the client's whole data set. The sums that follow are the accountant's.
+
+Which examples a client scores or trains on is drawn from the run's seed and known to the server: the accountant counts
+on nothing but the noise.
 """
 
 import fcntl
 import json
 import math
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +26,7 @@ from bcfl.files import write_atomically
 # Of a running variance that noise has made smaller, or negative: BatchNorm divides by its root. So small a one is far
 # below the noise anyway, and blows a channel up by no more than thirty times.
 LEAST_VARIANCE = 1e-3
+STEPS_A_DEVIATION = 2.0**16  # at least so many steps of the grid make one standard deviation of the noise
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Privacy:
 
         BatchNorm's running `variances` stay positive. What is done to a blurred vector costs no privacy.
         """
-        blurred = start + self._blur(_clipped(mean - start, self.clip), self.clip)
+        blurred = start + self._blur(_clipped(mean - start, self.clip), self.clip).to(start.dtype)
         for part in variances:
             blurred[part].clamp_(min=LEAST_VARIANCE)
         return blurred
@@ -76,16 +81,37 @@ class Privacy:
     def precision(self, precision: Tensor, prior: Tensor) -> Tensor:
         """The precision with what training added to the prior's clipped and blurred; one release."""
         learned = _clipped(precision - prior, self.precision_clip)
-        return prior + self._blur(learned, self.precision_clip).clamp(min=0)
+        return prior + self._blur(learned, self.precision_clip).clamp(min=0).to(prior.dtype)
 
     def _blur(self, values: Tensor, bound: float) -> Tensor:
-        # Never from the run's seed: whoever knows the noise can take it away.
-        generator = torch.Generator().manual_seed(secrets.randbits(63))
-        return values + self.noise * bound * torch.randn(values.shape, generator=generator, dtype=values.dtype)
+        """The values plus noise, in float64 and on a grid whose step depends on no data.
+
+        Values on a grid plus noise rounded to it are the sum with the noise as drawn, rounded, and what is done to a
+        Gaussian release costs no privacy. In whole numbers of steps the sum is exact, so that its low bits tell no
+        more. (In floating point they do: Mironov 2012; Holohan and Braghin 2021.)
+        """
+        deviation = self.noise * bound
+        step = 2.0 ** math.floor(math.log2(deviation / STEPS_A_DEVIATION))
+        # Towards zero: no rounding makes two vectors differ by more than clipping allows.
+        steps = (values.double() / step).trunc()
+        return (steps + (deviation / step * _gaussian(values.numel())).round().view(values.shape)) * step
+
+
+def _gaussian(count: int) -> Tensor:
+    """Standard normal numbers of which nobody can know any from the others, by Box and Muller's formula, (number,).
+
+    Every bit is fresh from the system's secure source, and none from the run's seed: whoever knows the noise can take
+    it away. Of 64 bits each, so that the tails reach to 9.4 deviations; what is beyond has probability 2⁻⁶⁴.
+    """
+    bits = np.frombuffer(os.urandom(16 * (-(-count // 2))), dtype=np.uint64).astype(np.float64).reshape(2, -1)
+    radius = np.sqrt(-2 * np.log((bits[0] + 1) * 2.0**-64))
+    angle = 2 * math.pi * 2.0**-64 * bits[1]
+    return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count])
 
 
 def _clipped(vector: Tensor, bound: float) -> Tensor:
-    norm = float(vector.double().norm())
+    vector = vector.double()
+    norm = float(vector.norm())
     if not math.isfinite(norm):  # that a training diverged is told to nobody
         return torch.zeros_like(vector)
     return vector * (bound / norm) if norm > bound else vector
