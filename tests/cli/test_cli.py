@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from bcfl.model.flat import MODELS
 from bcfl.runs.loop import start
 from bcfl.runs.problem import load_data
 from bcfl.runs.reference import all_settings
-from bcfl.runs.settings import load_config
+from bcfl.runs.settings import Config, load_config
 from bcfl.runs.store import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -301,6 +302,39 @@ def test_an_interruption_while_torch_loads_is_one_line(
     assert capsys.readouterr().err == "bcfl: interrupted\n"
 
 
+def test_a_run_that_fails_is_in_no_other_runs_way(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: Config, *arguments: Any, **options: Any) -> Any:
+        if config.method["name"] == "fedavg":
+            raise RuntimeError("a fault\nof two lines")
+        return start(config, *arguments, **options)
+
+    arguments = ["compare", *settings(), "--methods", "fedavg,ifca", "--quiet", "--json"]
+    with monkeypatch.context() as patch:
+        patch.setattr("bcfl.runs.sweep.start", fail)
+        assert call(arguments) == 1
+    shown = capsys.readouterr()
+    assert [run["method"] for run in json.loads(shown.out)] == ["ifca"]
+    (line,) = shown.err.splitlines()
+    assert re.fullmatch(
+        r"bcfl: failed: runs/digits-fedavg-\S+: RuntimeError: a fault of two lines \(\S+, line \d+\)", line
+    )
+    assert call(arguments) == 0
+    assert [run["method"] for run in json.loads(capsys.readouterr().out)] == ["fedavg", "ifca"]
+
+
+def test_a_request_to_end_names_the_way_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(RunFolder, "append", end)
+    assert call(["run", *settings(), "--out", "run", "--quiet"]) == 130
+    assert capsys.readouterr().err == "bcfl: interrupted; continue the run with `bcfl resume run`\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_run_shows_who_is_where_and_keeps_everything(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["run", *settings(), "--seed", "3"]) == 0
     output = capsys.readouterr()
@@ -367,7 +401,7 @@ def test_resuming_a_complete_run_prints_it_and_trains_nothing(
     first = capsys.readouterr()
     monkeypatch.setattr("bcfl.runs.loop.Simulator", None)
     assert call(["resume", "run"]) == 0
-    assert capsys.readouterr() == first
+    assert capsys.readouterr() == (first.out, "the run in run is complete: nothing is left to do\n")
 
 
 def test_a_run_goes_on_for_more_rounds_in_a_folder_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -480,7 +514,7 @@ def test_compare_prints_mean_and_deviation_and_runs_nothing_twice(
     assert len(list(Path("all").iterdir())) == 4
     monkeypatch.setattr("bcfl.runs.loop.Simulator", None)
     assert call(arguments) == 0
-    assert capsys.readouterr() == (output.out, "")
+    assert capsys.readouterr() == (output.out, "all 4 runs are complete: nothing is left to run\n")
     assert call([*arguments, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [(run["method"], run["seed"]) for run in shown] == [(m, s) for m in ("fedavg", "ifca") for s in (0, 1)]

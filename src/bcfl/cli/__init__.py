@@ -411,7 +411,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # torch takes a while to load
         return _complain("interrupted", 130)
     try:
-        code = commands.COMMANDS[options.command](options)
+        with commands.ended_in_order():
+            code = commands.COMMANDS[options.command](options)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough

@@ -4,8 +4,9 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from bcfl.runs.loop import Observer, is_unfinished, prolong, resume, settings_of
 from bcfl.runs.reference import all_settings
 from bcfl.runs.result import Result
 from bcfl.runs.settings import Config, load_config, parse_override
-from bcfl.runs.stopping import RunStoppedError
-from bcfl.runs.store import new_folder
+from bcfl.runs.stopping import RunStoppedError, ended_in_order
+from bcfl.runs.store import RunFolder, new_folder
 from bcfl.runs.sweep import (
     LISTED,
     Planned,
+    RunsFailedError,
     alike,
     differences,
     draw_of,
@@ -38,7 +40,7 @@ from bcfl.runs.sweep import (
     without_results,
 )
 
-__all__ = ["COMMANDS", "RunStoppedError"]
+__all__ = ["COMMANDS", "RunStoppedError", "ended_in_order"]
 
 
 def run(options: Namespace) -> int:
@@ -59,6 +61,8 @@ def resume_run(options: Namespace) -> int:
             prolong(options.run, path, config)
     elif options.out is not None:
         raise ValueError("--out is for --rounds: a stopped run goes on in its own folder")
+    if not options.quiet and RunFolder(path).complete:
+        print(f"the run in {path} is complete: nothing is left to do", file=sys.stderr)
     how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
     if options.data_path is not None:
         how["config"] = settings_of(path).with_data_path(str(options.data_path))
@@ -200,11 +204,18 @@ def _show_all(options: Namespace, runs: Sequence[Planned]) -> int:
         " ".join([run.config.method["name"], *(f"{title_of(key)} {text_of(value)}" for key, value in own.items())])
         for run, own in zip(runs, settings, strict=True)
     ]
+    failed: Mapping[Path, str] = {}
+    if not options.quiet and all(run.complete for run in runs):
+        print(f"all {len(runs)} runs are complete: nothing is left to run", file=sys.stderr)
     with SweepProgress(runs, names) as progress:
-        found = sweep(runs, options.workers, None if options.quiet else progress, options.jobs, options.device)
+        try:
+            sweep(runs, options.workers, None if options.quiet else progress, options.jobs, options.device)
+        except RunsFailedError as error:
+            failed = error.reasons
     summaries = [
-        {**summary, "settings": own, "path": str(run.path)}
-        for summary, own, run in zip(found, settings, runs, strict=True)
+        {**run.summary, "settings": own, "path": str(run.path)}
+        for own, run in zip(settings, runs, strict=True)
+        if run.path not in failed
     ]
     if options.json:
         print(json.dumps(summaries))
@@ -212,9 +223,13 @@ def _show_all(options: Namespace, runs: Sequence[Planned]) -> int:
         draws = [
             (run.config.method["name"], json.dumps(own), draw_of(run.config.as_dict()))
             for run, own in zip(runs, settings, strict=True)
+            if run.path not in failed
         ]
         print_comparison([summary for i, summary in enumerate(summaries) if draws.index(draws[i]) == i])
-    return 0
+    sys.stdout.flush()
+    for path, reason in failed.items():
+        print("bcfl: failed:", " ".join(f"{path}: {reason}".split()), file=sys.stderr)
+    return 1 if failed else 0
 
 
 def print_comparison(summaries: Sequence[dict[str, Any]]) -> None:

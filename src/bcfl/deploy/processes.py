@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from bcfl.files import GrowingLog
 from bcfl.runs.loop import Observer, is_unfinished, load_result
 from bcfl.runs.result import Result
 from bcfl.runs.settings import Config
-from bcfl.runs.stopping import RunStoppedError
+from bcfl.runs.stopping import RunStoppedError, ended_in_order
 from bcfl.runs.store import RunFolder, refuse_if_full
 
 STOP_SECONDS = 10.0  # after which a process that was asked to end is made to
@@ -157,7 +156,7 @@ def run_local(
     _check_out(out, config)
     with (
         _way_on(out, config),
-        _stopped_in_order(),
+        ended_in_order(REQUESTS_TO_END),
         tempfile.TemporaryDirectory(prefix="bcfl-", ignore_cleanup_errors=True) as scratch,
     ):
         ports = free_ports(num_clients + 1)
@@ -215,31 +214,6 @@ def _way_on(out: Path, config: Config) -> Iterator[None]:
             raise
         how = f"the same command with --out {shlex.quote(str(out))} goes on"
         raise type(error)("; ".join([*map(str, error.args), how])) from error
-
-
-@contextlib.contextmanager
-def _stopped_in_order() -> Iterator[None]:
-    """A request to end this process is an interruption, so that the processes it started are stopped first."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    # What is ignored stays so: whoever started this with nohup wants it to outlive the terminal.
-    before = {number: signal.getsignal(number) for number in REQUESTS_TO_END}
-    heard = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
-
-    def interrupt(*_: object) -> None:
-        for number in heard:  # a closing terminal asks more than once, and stopping must not be stopped half-way
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in heard:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in heard:
-            signal.signal(number, before[number])
 
 
 def free_ports(count: int) -> list[int]:

@@ -2,9 +2,13 @@
 
 import contextlib
 import errno
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 
 from bcfl.runs.store import RunFolder
+
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RunStoppedError(Exception):
@@ -17,7 +21,7 @@ def resumable(folder: RunFolder, how: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+        reason = "the disk is full" if error.errno in DISK_IS_FULL else str(error)
         raise RunStoppedError(f"the run in {folder.path} stopped: {reason}; continue it with {how}") from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"continue the run with {how}") from None
@@ -35,3 +39,28 @@ def _out_of_memory(folder: RunFolder, how: str) -> Exception:
         return ValueError(f"this machine has not enough memory for the run's first models: {remedy}")
     return RunStoppedError(f"the run in {folder.path} stopped: not enough memory; {remedy}, or continue it where there "
                            f"is more, with {how}")  # fmt: skip
+
+
+@contextlib.contextmanager
+def ended_in_order(requests: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHUP)) -> Iterator[None]:
+    """A request to end this process is an interruption: its user is told how to go on, and what it started is ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    # What is ignored stays so: whoever started this with nohup wants it to outlive the terminal.
+    before = {number: signal.getsignal(number) for number in requests}
+    heard = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
+
+    def interrupt(*_: object) -> None:
+        for number in heard:  # a closing terminal asks more than once, and stopping must not be stopped half-way
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in heard:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])

@@ -11,6 +11,7 @@ import signal
 import statistics
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from bcfl.runs.settings import (
     refuse_unknown,
     set_value,
 )
+from bcfl.runs.stopping import DISK_IS_FULL, RunStoppedError
 from bcfl.runs.store import RunFolder, TakenError
 
 # What may differ between runs that are averaged: who drew the numbers, where the data lay, when a run was looked at.
@@ -62,6 +64,20 @@ class Planned:
     @property
     def complete(self) -> bool:
         return RunFolder(self.path).complete
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What a complete run has come to."""
+        summary: dict[str, Any] = RunFolder.open(self.path).read("result.json")
+        return summary
+
+
+class RunsFailedError(RunStoppedError):
+    """Some runs of a sweep could not be completed, each for a reason of its own; all others are complete."""
+
+    def __init__(self, reasons: Mapping[Path, str]):
+        super().__init__("; ".join(f"{path}: {reason}" for path, reason in reasons.items()))
+        self.reasons = reasons
 
 
 class View(Protocol):
@@ -196,7 +212,8 @@ def sweep(
     waited for at the end, and taken over should that process die. `jobs` runs go on side by side, each in a process
     with its share of `num_workers` threads (all cores if None). A run can keep at most as many cores busy as it has
     clients, so by default there are as many jobs as it takes to keep all of them busy: mostly one.
-    A run that was made with other data than those at hand is refused.
+    A run that was made with other data than those at hand is refused. A run that fails is in no other's way: a
+    RunsFailedError tells at the end which did, and why.
     """
     find_device(device)
     open_runs = [run for run in runs if not run.complete]
@@ -207,24 +224,40 @@ def sweep(
     workers = max(cores // jobs, 1) if num_workers or jobs > 1 else None
     how = {"num_workers": workers, "device": device, "way_on": "the same command"}
     with _helpers(open_runs, how, jobs - 1):
-        _work_off(open_runs, how, view, jobs)
-    return [RunFolder.open(run.path).read("result.json") for run in runs]
+        failed = _work_off(open_runs, how, view, jobs)
+    if failed:
+        raise RunsFailedError(failed)
+    return [run.summary for run in runs]
 
 
-def _work_off(runs: Sequence[Planned], how: Mapping[str, Any], view: View | None, jobs: int) -> None:
-    """All runs are complete, whoever did them."""
-    waiting = list(runs)
+def _work_off(runs: Sequence[Planned], how: Mapping[str, Any], view: View | None, jobs: int) -> dict[Path, str]:
+    """All runs are complete, whoever did them, but for those that failed: folder -> why."""
+    waiting, failed = list(runs), dict[Path, str]()
     while waiting:
         taken: list[Planned] = []
         for run in waiting:
             at_once = max(jobs, 1 + sum(not other.complete for other in taken))
-            if not run.complete and not _go_on(run, how, [view.begin(run, at_once)] if view else []):
-                taken.append(run)
+            try:
+                if not run.complete and not _go_on(run, how, [view.begin(run, at_once)] if view else []):
+                    taken.append(run)
+            except Exception as error:  # a user's model may raise anything
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in DISK_IS_FULL:
+                    raise  # it would be so for all that follow
+                failed[run.path] = _in_one_line(error)
         waiting = [run for run in taken if not run.complete]
         if len(waiting) == len(taken) > 0:
             if view:
                 view.wait(len(waiting))
             time.sleep(PATIENCE)
+    return failed
+
+
+def _in_one_line(error: Exception) -> str:
+    """What went wrong; of a fault in somebody's code also where."""
+    if isinstance(error, ValueError | RunStoppedError):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
 
 
 def _go_on(run: Planned, how: Mapping[str, Any], observers: Sequence[Observer]) -> bool:
