@@ -159,11 +159,26 @@ def test_nothing_on_the_page_points_outside(made_up: MakeRun) -> None:
 
 
 def test_foreign_words_cannot_become_markup(made_up: MakeRun) -> None:
+    hostile = "</script><!--<script><img src=x onerror=alert(1)>"
+    paths = [made_up(name) for name in "ab"]
+    for path in paths:
+        for name, section, key in (("manifest", None, "dataset"), ("config", "method", "name")):
+            content = json.loads((path / f"{name}.json").read_text())
+            (content[section] if section else content)[key] = hostile + path.name
+            (path / f"{name}.json").write_text(json.dumps(content))
+    page = report(read_runs(paths))
+    assert "<img" not in page
+    (data,) = re.findall(r'id="figures">(.*?)</script>', page, re.DOTALL)
+    assert "<" not in data
+    assert hostile in json.dumps(json.loads(data))
+
+
+def test_where_all_hold_the_same_classes_the_page_names_no_cause(made_up: MakeRun) -> None:
     path = made_up()
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["dataset"] = "</script><img src=x onerror=alert(1)>"
+    manifest["train_labels"] = [[20] * 10] * 12  # they may differ in p(x), or in p(y|x)
     (path / "manifest.json").write_text(json.dumps(manifest))
-    assert "<img" not in report([read_run(path)])
+    assert "it is in what the examples look like" not in report([read_run(path)])
 
 
 def test_unfinished_runs_are_shown_as_far_as_they_are(made_up: MakeRun) -> None:

@@ -141,7 +141,6 @@ def test_unknown_format_is_refused(made_up: MakeRun, tmp_path: Path) -> None:
 
 
 def test_nothing_to_draw_is_said(made_up: MakeRun, tmp_path: Path) -> None:
-    path = made_up()
-    (path / "rounds.jsonl").unlink()
+    path = keep_rounds(made_up(), 0)
     with pytest.raises(ValueError, match="no round is finished"):
         paper.save_figures([read_run(path)], tmp_path, ["png"])

@@ -2,6 +2,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from made_up_runs import change_lines, keep_rounds, write_eventful_run
 
 from bcfl.association.hypotheses import co_association
 from bcfl.cli import main
+from bcfl.report.html import report
 from bcfl.report.layout import FAINTEST, accumulated_co_association, client_graph, columns, marks, spread, trellis
 from bcfl.report.reading import group_runs, read_run, read_runs
+from bcfl.report.tables import markdown
 from bcfl.runs.loop import load_result, start
 from bcfl.runs.settings import load_config
 
@@ -170,38 +173,140 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, made_up: MakeRun) ->
         read_runs([tmp_path])
     path = made_up()
     (path / "associations.jsonl").write_text("{broken\n")
-    with pytest.raises(ValueError, match=r"associations\.jsonl is damaged"):
+    with pytest.raises(ValueError, match=r"associations\.jsonl, line 1 "):
         read_runs([path])
-    (path / "config.json").write_text('{"method": {"name": "bcfl-g", "nonsense": 1}}')
-    with pytest.raises(ValueError, match="nonsense"):
-        read_runs([path])
+
+
+def set_value(place: str, value: Any) -> Callable[[Path], Path]:
+    """A change of a run folder: what stands at file/line/key/… (file/key/… of a file without lines)."""
+    name, *keys = place.split("/")
+    steps = [int(key) if key.isdecimal() else key for key in keys]
+
+    def change(path: Path) -> Path:
+        lines = (path / name).read_text().splitlines() if name.endswith("l") else [(path / name).read_text()]
+        whole = [json.loads(line) for line in lines] if name.endswith("l") else json.loads(lines[0])
+        inner = whole
+        for step in steps[:-1]:
+            inner = inner[step]
+        if value is ...:
+            del inner[steps[-1]]
+        else:
+            inner[steps[-1]] = value
+        text = "\n".join([*map(json.dumps, whole), ""]) if name.endswith("l") else json.dumps(whole)
+        (path / name).write_text(text)
+        return path
+
+    return change
+
+
+WRONG = [
+    ("config.json/method", 3),
+    ("config.json/method/name", ...),
+    ("config.json/method/name", "\x1b[2J"),
+    ("config.json/method/nonsense", 1),
+    ("config.json/experiment/rounds", "many"),
+    ("config.json/data/seed", 1.5),
+    ("config.json/training/learning_rate", "fast"),
+    ("manifest.json/num_clients", ...),
+    ("manifest.json/num_clients", 10**30),
+    ("manifest.json/group", [0, 1]),
+    ("manifest.json/train_labels/3", [1]),
+    ("manifest.json/drift", {"round": 2}),
+    ("rounds.jsonl/0/work", [1]),
+    ("rounds.jsonl/2/work/local_steps", -1),
+    ("rounds.jsonl/2/round", 7),
+    ("rounds.jsonl/2/accuracy", float("nan")),
+    ("rounds.jsonl/2/accuracy", "0.5"),
+    ("rounds.jsonl/2/accuracy", 1.2),
+    ("rounds.jsonl/2/changes", None),
+    ("rounds.jsonl/2/num_hypotheses", True),
+    ("rounds.jsonl/2/client_accuracy", [0.5]),
+    ("rounds.jsonl/2/calibration/3", [1, 2]),
+    ("associations.jsonl/1/parent", [0, 0]),
+    ("associations.jsonl/1/parent/0", 3),
+    ("associations.jsonl/1/log_weight/0", float("nan")),
+    ("associations.jsonl/1/log_weight/0", 5.0),
+    ("associations.jsonl/1/log_weight", []),
+    ("associations.jsonl/1/assignment/0", [0]),
+    ("associations.jsonl/1/assignment/0/0", 10**9),
+    ("associations.jsonl/1/assignment/0/0", -2),
+    ("associations.jsonl/1/events", [{"kind": "birth"}]),
+    ("timings.jsonl/1/seconds", None),
+    ("timings.jsonl/1/seconds", float("inf")),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), WRONG, ids=lambda part: str(part)[:40])
+def test_what_a_run_does_not_write_is_named_by_file_and_line(made_up: MakeRun, place: str, value: Any) -> None:
+    path = set_value(place, value)(made_up())
+    name, *keys = place.split("/")
+    where = re.escape(str(path / name)) + (f", line {int(keys[0]) + 1}" if name.endswith("l") else "")
+    with pytest.raises(ValueError, match=rf"\A{where}\W.*\Z") as told:
+        read_run(path)
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "complaint"),
+    ("name", "content"),
     [
-        ("config.json", "[]", "must hold a JSON object"),
-        ("config.json", "3", "must hold a JSON object"),
-        ("config.json", "{}", r"must hold .*; method\.name is missing"),
-        ("config.json", '{"method": 3}', "method must be a section of settings"),
-        ("manifest.json", "{}", r"must hold .*; num_clients is missing"),
-        ("manifest.json", '{"num_clients": 3}', r"must hold .*; group is missing"),
-        ("manifest.json", "[]", "must hold a JSON object"),
-        ("manifest.json", "{", "cannot be read"),
-        ("environment.json", "null", "must hold a JSON object"),
-        ("rounds.jsonl", "3\n", "must hold a JSON object"),
-        ("associations.jsonl", "{}\n", r"must hold .*; parent is missing"),
-        ("timings.jsonl", "{}\n", r"must hold .*; seconds is missing"),
+        ("config.json", b"[]"),
+        ("manifest.json", b"{"),
+        ("manifest.json", "{}".encode("utf-16")),
+        ("environment.json", b"null"),
+        ("rounds.jsonl", b"3\n"),
+        ("associations.jsonl", b"[" * 10**5 + b"\n"),
+        ("timings.jsonl", b"\xff\n"),
+        ("timings.jsonl", b"1" * 5000 + b"\n"),
     ],
+    ids=lambda part: str(part)[:20],
 )
-def test_a_file_that_a_run_did_not_write_is_named(
-    made_up: MakeRun, file: str, content: str, complaint: str, capsys: pytest.CaptureFixture[str]
+def test_a_file_that_a_run_did_not_write_is_named_in_one_line(
+    made_up: MakeRun, name: str, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = made_up()
-    (path / file).write_text(content)
+    (path / name).write_bytes(content)
     assert main(["table", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert re.fullmatch(rf"bcfl: {re.escape(str(path / file))}:? {complaint}.*\n", told)
+    assert re.fullmatch(rf"bcfl: {re.escape(str(path / name))}\W.*\n", capsys.readouterr().err)
+
+
+def test_logs_that_stop_before_the_end_of_a_complete_run_are_refused(made_up: MakeRun) -> None:
+    path = keep_rounds(made_up(), 5)
+    assert len(read_run(path).rounds) == 5
+    (path / "result.json").write_text("{}")
+    with pytest.raises(ValueError, match="is damaged"):
+        read_run(path)
+
+
+def test_a_run_that_cannot_be_read_never_spoils_the_others(tmp_path: Path, made_up: MakeRun) -> None:
+    made_up("runs/a")
+    (made_up("runs/b") / "manifest.json").write_text("{")
+    told: list[str] = []
+    assert [run.path.name for run in read_runs([tmp_path / "runs"], told.append)] == ["a"]
+    assert len(told) == 1
+    assert "b/manifest.json" in told[0]
+    with pytest.raises(ValueError, match=r"b/manifest\.json"):
+        read_runs([tmp_path / "runs"])
+    with pytest.raises(ValueError, match=r"b/manifest\.json"):  # there are no others
+        read_runs([tmp_path / "runs" / "b"], told.append)
+
+
+def test_a_run_of_a_method_that_is_not_installed_is_shown_with_its_numbers(made_up: MakeRun) -> None:
+    path = made_up()
+    for key, value in {"name": "somebody-elses", "their_option": 0.5}.items():
+        set_value(f"config.json/method/{key}", value)(path)
+    runs = [read_run(path), read_run(made_up("ours"))]
+    assert "| somebody-elses |" in markdown(group_runs(runs))
+    assert "their_option = 0.5" in report(runs)
+
+
+def test_what_overflowed_counts_as_not_measured(made_up: MakeRun) -> None:
+    path = made_up()
+    for key in ("nll", "ece"):
+        set_value(f"rounds.jsonl/8/{key}", float("nan"))(path)
+    set_value("rounds.jsonl/8/calibration/0", [1, float("nan"), 1])(path)
+    run = read_run(path)
+    assert run.rounds[-1]["nll"] is run.rounds[-1]["calibration"] is None
+    report([run])
 
 
 def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path, made_up: MakeRun) -> None:
@@ -277,9 +382,7 @@ def test_drift_is_measured_as_far_as_the_run_has_got(tmp_path: Path, made_up: Ma
     assert read_run(path).drift == {
         "false_switches": 0.0, "changed": 2, "found_again": 2, "rounds_until_found": 2
     }  # fmt: skip
-    lines = (path / "associations.jsonl").read_text().splitlines(keepends=True)
-    (path / "associations.jsonl").write_text("".join(lines[:6]))  # before the change
-    assert read_run(path).drift is None
+    assert read_run(keep_rounds(path, 6)).drift is None  # before the change
     assert read_run(made_up("plain")).drift is None
 
 

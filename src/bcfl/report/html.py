@@ -11,7 +11,7 @@ import numpy as np
 
 from bcfl.report import plots, require
 from bcfl.report.layout import Columns, client_graph, columns, marks
-from bcfl.report.reading import Group, Run, group_runs, unfinished_runs
+from bcfl.report.reading import Group, Run, group_runs, understood, unfinished_runs
 from bcfl.report.tables import cells, said_beside, shown_measures, written
 from bcfl.runs.settings import parse_config
 
@@ -68,8 +68,8 @@ def report(runs: Sequence[Run]) -> str:
 
 
 def _embedded(figures: dict[str, Any]) -> str:
-    """JSON that cannot end its script element early."""
-    return json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    """JSON in which no text can be taken for a tag, or for the start of a comment."""
+    return json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _overview_panels(groups: Sequence[Group]) -> list[Panel]:
@@ -194,7 +194,10 @@ def _label_caption(run: Run) -> str:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     distance = np.abs(share - counts.sum(0) / counts.sum()).sum(1).mean() / 2  # mean total variation
     if distance < 0.15:
-        return "All clients hold nearly the same mix of classes: if they differ, it is in what the examples look like."
+        return (
+            "All clients hold nearly the same mix of classes. Whether the examples of a class, or what is called by "
+            "its name, differ between clients, these numbers cannot tell."
+        )
     return (
         f"Clients hold different classes: on average {distance:.0%} of a client's examples would have to be of another "
         "class to match the whole."
@@ -436,12 +439,12 @@ def to_toml(config: dict[str, dict[str, Any]]) -> str:
         section: {key: value for key, value in values.items() if value is not None}
         for section, values in config.items()
     }
-    understood = parse_config(given).all_settings()
+    known = understood(given)
+    defaults = parse_config(known).all_settings()
     sections = []
     for section, values in config.items():
-        switched_off = {
-            key: "none" for key, value in values.items() if value is None and understood[section].get(key) is not None
-        }
+        on_by_default = {key for key, value in defaults[section].items() if section in known and value is not None}
+        switched_off = {key: "none" for key, value in values.items() if value is None and key in on_by_default}
         rows = [
             f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in (given[section] | switched_off).items()
         ]

@@ -149,7 +149,7 @@ def marks(run: Run) -> list[Mark]:
         told.setdefault((round_index, rank, KINDS_OF_MARK.index(kind)), []).append(text)
 
     for index, one in enumerate(run.stories, 1):
-        for event in (event for event in one.events if event["kind"] in KINDS_OF_MARK):
+        for event in one.events:
             tell(event["kind"], index, event["hypothesis"], _event_text(event))
         if index > 1:
             first = (one.assignment[0] >= 0) & (run.stories[index - 2].assignment[one.parent[0]] < 0)
@@ -184,7 +184,7 @@ def mark_places(happened: Sequence[Mark]) -> list[float]:
 
 def _event_text(event: Mapping[str, Any]) -> str:
     """A birth, merge or death in words."""
-    cluster, others = event["cluster"], ", ".join(str(one) for one in event.get("from", ()))
+    cluster, others = event["cluster"], ", ".join(str(one) for one in event.get("from") or ())
     return {
         "birth": f"cluster {cluster} is born" + (f" from cluster {others}" if others else ""),
         "merge": f"clusters {others} become cluster {cluster}",

@@ -1,7 +1,8 @@
 """A run folder as arrays, finished or not: what every figure and table is made from."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,21 +14,33 @@ from numpy.typing import NDArray
 
 from bcfl.association.hypotheses import align, entropy, marginals
 from bcfl.data.manifest import groups_in
-from bcfl.methods import method_of
+from bcfl.methods import make_method
 from bcfl.predict.metrics import follow_drift
+from bcfl.report.checks import (
+    ASSOCIATION,
+    EVENTS,
+    LOOSE,
+    MOST,
+    SECTIONS,
+    SETTINGS,
+    START,
+    TIMING,
+    Kind,
+    association_kinds,
+    check,
+    content_of,
+    event_kinds,
+    manifest_kinds,
+    parsed,
+    round_kinds,
+    shown,
+    whole,
+)
 from bcfl.runs.settings import parse_config
 from bcfl.runs.sweep import differences, draw_of, rows_in_order, text_of, title_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-# Settings that a report asks for by name; every run writes all of its settings down.
-NEEDED_SETTINGS = (
-    ("method", "name"),
-    ("experiment", "rounds"),
-    ("experiment", "seed"),
-    ("data", "factory"),
-    ("model", "factory"),
-)
 
 
 @dataclass(frozen=True)
@@ -104,7 +117,7 @@ class Run:
     @property
     def _asked_clusters(self) -> int:
         """The clusters that are there from the start; a method that finds their number begins with one."""
-        return int(getattr(method_of(self.config["method"]), "num_clusters", 1))
+        return int(self.config["method"].get("num_clusters") or 1)
 
     @property
     def clusters_clients(self) -> bool:
@@ -171,88 +184,130 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """The run in a folder; a line that a running or killed process has only half written does not count."""
+    """The run in a folder; a line that a running or killed process has only half written does not count.
+
+    Whatever is not as a run writes it is named in one line: the file, the line, and what may stand there.
+    """
     if not (path / "config.json").is_file() or not (path / "manifest.json").is_file():
         raise ValueError(f"{path} is not a run folder (it has no config.json and manifest.json)")
     config = _read_settings(path / "config.json")
-    environment = _read_object(path / "environment.json") if (path / "environment.json").is_file() else {}
-    records, timings = _lines(path / "rounds.jsonl", "round", "work"), _lines(path / "timings.jsonl", "seconds")
-    stories = [
-        Stories(
-            np.asarray(line["parent"]),
-            np.exp(line["log_weight"]),
-            np.asarray(line["assignment"]),
-            tuple(line.get("events", ())),
-        )
-        for line in _lines(path / "associations.jsonl", "parent", "log_weight", "assignment")
-    ]
-    start_work = records[0]["work"] if records else {}
-    count = min(len(records[1:]), len(stories), len(timings))
+    manifest = _read_object(path / "manifest.json", manifest_kinds)
+    clients = manifest["num_clients"]
+    records = _lines(path / "rounds.jsonl", lambda index: round_kinds(clients) if index else START, first=0)
+    timings = _lines(path / "timings.jsonl", lambda _: TIMING)
+    stories = _read_stories(path / "associations.jsonl", clients, config["method"].get("num_clusters") or 1)
+    count = min(max(len(records) - 1, 0), len(stories), len(timings))
+    complete = (path / "result.json").is_file()
+    if complete and count < config["experiment"]["rounds"]:
+        _read_object(path / "result.json")
+        raise ValueError(f"{path} is damaged: its run is complete after {config['experiment']['rounds']} rounds, but "
+                         f"its logs hold {count}")  # fmt: skip
+    environment = path / "environment.json"
     return Run(
         path=path,
         config=config,
-        manifest=_read_object(path / "manifest.json", "num_clients", "group"),
-        environment=environment,
-        start_work=start_work,
-        rounds=records[1 : count + 1],
+        manifest=manifest,
+        environment=_read_object(environment) if environment.is_file() else {},
+        start_work=records[0]["work"] if records else {},
+        rounds=[_measured(record) for record in records[1 : count + 1]],
         stories=stories[:count],
         seconds=[line["seconds"] for line in timings[:count]],
-        complete=(path / "result.json").is_file(),
+        complete=complete,
     )
 
 
-def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs in these folders; a folder of run folders stands for all runs directly in it."""
+def read_runs(paths: Iterable[Path], tell: Callable[[str], None] | None = None) -> list[Run]:
+    """The runs in these folders; a folder of run folders stands for all runs directly in it.
+
+    With `tell` a run that cannot be read is told there and the others are read, as long as there are any.
+    """
     found: dict[Path, Run] = {}
+    troubles: list[ValueError] = []
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"run folder {path} does not exist")
         inside = sorted(file.parent for file in path.glob("*/manifest.json"))  # of runs that have begun
         for folder in [path] if (path / "config.json").exists() or not inside else inside:
-            found.setdefault(folder.resolve(), read_run(folder))
+            try:
+                found.setdefault(folder.resolve(), read_run(folder))
+            except ValueError as error:
+                if tell is None:
+                    raise
+                troubles.append(error)
+    if troubles and not found:
+        raise troubles[0]
+    if tell is not None:
+        for trouble in troubles:
+            tell(f"left out: {trouble}")
     return list(found.values())
 
 
 def _read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """The settings as the run has written them; a foreign file is named here rather than met later."""
-    config = _read_object(path)
+    config = _read_object(path, lambda _: SECTIONS)
+    for section, kinds in SETTINGS.items():
+        check(config[section], kinds, f"{path}, {section}")
     try:
-        parse_config(config)
+        parse_config(understood(config))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    missing = [f"{section}.{key}" for section, key in NEEDED_SETTINGS if key not in config.get(section, {})]
-    if missing:
-        raise ValueError(f"{path} must hold all settings of a run; {missing[0]} is missing")
     return config
 
 
-def _read_object(path: Path, *needed: str) -> dict[str, Any]:
+def is_installed(method: str) -> bool:
+    """Whether there is a method of that name here; a run of another is shown with its numbers all the same."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    return _checked_object(found, path, needed)
+        make_method(method, {})
+    except ValueError:
+        return False
+    return True
 
 
-def _checked_object(found: Any, path: Path, needed: Sequence[str]) -> dict[str, Any]:
-    """What was read from that file, if it is an object with the needed keys."""
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {json.dumps(found)[:40]}")
-    missing = [key for key in needed if key not in found]
-    if missing:
-        raise ValueError(f"{path} must hold {', '.join(needed)}; {missing[0]} is missing")
+def understood(config: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The settings without those of a method that is not installed here: only its author knows what they may be."""
+    left_out = set() if is_installed(config["method"]["name"]) else {"method"}
+    return {section: values for section, values in config.items() if section not in left_out}
+
+
+def _read_object(path: Path, kinds: Callable[[Any], Mapping[str, Kind]] = lambda _: {}) -> dict[str, Any]:
+    found = parsed(content_of(path), str(path))
+    return check(found, kinds(found), str(path))
+
+
+def _lines(path: Path, kinds: Callable[[int], Mapping[str, Kind]], first: int = 1) -> list[dict[str, Any]]:
+    """The lines of a log, one a round from round `first` on, each with what it must hold."""
+    if not path.is_file():
+        return []
+    found = []
+    whole_lines = content_of(path).split(b"\n")[:-1]  # what follows the last line end is half a line
+    for number, line in enumerate(whole_lines, 1):
+        where, index = f"{path}, line {number}", number - 1 + first
+        found.append(check(parsed(line, where), {**kinds(index), "round": whole(index, index)}, where))
     return found
 
 
-def _lines(path: Path, *needed: str) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    whole = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is half a line
-    try:
-        found = [json.loads(line) for line in whole]
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    return [_checked_object(line, path, needed) for line in found]
+def _read_stories(path: Path, clients: int, asked_clusters: int) -> list[Stories]:
+    found: list[Stories] = []
+    for number, line in enumerate(_lines(path, lambda _: ASSOCIATION), 1):
+        where, weight = f"{path}, line {number}", np.exp(np.array(line["log_weight"], dtype=float))
+        if not len(weight) or not abs(weight.sum() - 1) < 1e-3:
+            raise ValueError(f"{where}: log_weight must be logarithms of weights that add up to 1, got "
+                             f"{shown(line['log_weight'])}")  # fmt: skip
+        count, parents = len(weight), len(found[-1].weight) if found else MOST
+        check(line, association_kinds(clients, max(clients, asked_clusters), count, parents), where)
+        events = [event for event in line.get("events") or () if event.get("kind") in EVENTS]
+        for event in events:
+            check(event, event_kinds(count), f"{where}, events")
+        found.append(Stories(np.array(line["parent"]), weight, np.array(line["assignment"]), tuple(events)))
+    return found
+
+
+def _measured(record: dict[str, Any]) -> dict[str, Any]:
+    """A line of rounds.jsonl in which what is not finite counts as not measured."""
+    lost = [key for key in LOOSE if key in record and not math.isfinite(record[key] or 0)]
+    if not np.isfinite(np.array(record.get("calibration") or 0, dtype=float)).all():
+        lost.append("calibration")
+    return {**record, **dict.fromkeys(lost)}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bcfl.methods import remarks
-from bcfl.report.reading import Group, Run, unfinished_runs
+from bcfl.report.reading import Group, Run, is_installed, unfinished_runs
 from bcfl.runs.sweep import mean_and_deviation, text_of, title_of
 
 
@@ -78,7 +78,7 @@ def names(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
 
 def said_beside(groups: Sequence[Group]) -> list[str]:
     """What must be said beside the numbers: of the methods, and of runs that are not complete."""
-    return [*remarks(group.method for group in groups), *unfinished_runs(groups)]
+    return [*remarks(group.method for group in groups if is_installed(group.method)), *unfinished_runs(groups)]
 
 
 def markdown(groups: Sequence[Group]) -> str:
