@@ -480,8 +480,16 @@ def test_the_working_directory_is_a_place_for_own_modules(
     (own_folder / "here.py").write_text(MINE)
     monkeypatch.delitem(sys.modules, "here", raising=False)
     changes = {"data__factory": "here:clients", "model__factory": "here:model", "method__num_clusters": "2"}
-    assert call(["run", *settings(**changes), "--quiet", "--json"]) == 0
+    assert call(["run", *settings(**changes), "--quiet", "--json", "--out", "run"]) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 2
+    Path("run/result.json").unlink()
+    sys.path.remove(str(own_folder))
+    del sys.modules["here"]  # in another process, a folder that may be a stranger's
+    for command in (["resume"], ["evaluate"], ["resume", "--rounds", "3"]):
+        assert call([*command, "run"]) == 2
+        assert "here" not in sys.modules
+    sys.path.insert(0, str(own_folder))  # as PYTHONPATH=. does
+    assert call(["resume", "run", "--quiet"]) == 0
 
 
 def test_names_with_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from bcfl.data.datasets import DATASETS
 from bcfl.methods import METHODS, remarks
 from bcfl.model.flat import MODELS
 from bcfl.runs.loop import Observer, is_unfinished, prolong, resume, settings_of, start
+from bcfl.runs.problem import look_here
 from bcfl.runs.reference import all_settings
 from bcfl.runs.result import Result
 from bcfl.runs.settings import Config, load_config, parse_override
@@ -44,6 +45,7 @@ __all__ = ["COMMANDS", "RunStoppedError", "ended_in_order"]
 
 
 def run(options: Namespace) -> int:
+    look_here()
     config = load_config(options.config, options.overrides, seed=options.seed)
     how: dict[str, Any] = {"num_workers": options.workers, "device": options.device}
     with _folder_for(config, options.out) as out:
@@ -164,6 +166,7 @@ def print_result(result: Result) -> None:
 
 
 def compare(options: Namespace) -> int:
+    look_here()
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
     try:
         seeds = [int(seed) for seed in options.seeds.split(",")]
@@ -184,6 +187,7 @@ def compare(options: Namespace) -> int:
 
 
 def sweep_files(options: Namespace) -> int:
+    look_here()
     runs = plan(expand(options.configs, options.overrides), options.out)
     if options.without is not None and not (runs := without_results(runs, options.without)):
         print("[]" if options.json else f"nothing is left to run: all results are in {options.without}")
@@ -293,6 +297,7 @@ def deploy(options: Namespace) -> int:
     from bcfl.deploy.processes import run_local
     from bcfl.deploy.terms import read_settings
 
+    look_here()
     own_data = None if options.place == "local" else options.data_factory
     config, terms = read_settings(options.config, options.overrides, options.clients, options.seed, own_data)
     num_clients = terms["num_clients"]

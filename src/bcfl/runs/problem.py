@@ -159,20 +159,33 @@ def users_function(reference: str, key: str, convert: Callable[[Any], Any] = lam
     return call
 
 
+def look_here() -> None:
+    """From now on the working directory is a place for functions that settings name.
+
+    For settings that somebody gives here and now; a kept run's may be a stranger's, and so may be what lies beside it.
+    """
+    if not _looks_here():
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _looks_here() -> bool:
+    return "" in sys.path or str(Path.cwd()) in sys.path
+
+
 def _import_object(reference: str, key: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names; the working directory counts as a place to look."""
+    """The function that `package.module:function` names."""
     if reference == FROM_PYTHON:
         raise ValueError(f"{key} was given in Python and must be given there again: bcfl.train(…, out=FOLDER) goes on "
                          f"with an unfinished run, bcfl.load(FOLDER, model) reads a complete one")  # fmt: skip
     module_name, colon, name = reference.partition(":")
     if not colon or not name:
         raise ValueError(f"{key} must be package.module:function, got {reference!r}")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
     except Exception as error:  # a module of the user's may raise anything
-        raise ValueError(f"{key} {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
+        elsewhere = "" if _looks_here() else "; where a run is only read or resumed, the working directory is no place "\
+            "to look, unless PYTHONPATH=. says so"
+        raise ValueError(f"{key} {reference!r} cannot be imported: {type(error).__name__}: {error}{elsewhere}") from error
     if not callable(found):
         raise ValueError(f"{key} {reference!r} must be a function, got {type(found).__name__}")
     return found
