@@ -49,7 +49,7 @@ def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
     path = examples_file(tmp_path / "mine.npz", y=np.arange(3))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x", "three examples")
-    with pytest.raises(ValueError, match="x must have one row for each example"):
+    with pytest.raises(ValueError, match=r"cannot be read as an \.npz file"):
         _read_examples(path, None)
 
 

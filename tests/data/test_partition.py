@@ -268,7 +268,7 @@ def test_a_split_file_may_leave_examples_out_and_say_its_groups(pool, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_client": None}, "no key 'train_client', only test_client"),
+        ({"train_client": None}, "no key train_client, only test_client"),
         ({"train_client": np.zeros(10, int)}, "must be 6000 integers"),
         ({"test_client": np.zeros(1500)}, "must be 1500 integers.*float64"),
         ({"train_client": np.full(6000, -2)}, "holds -2"),
@@ -294,7 +294,7 @@ def test_a_damaged_or_absent_split_file_is_refused(pool, tmp_path):
         partition(pool, "file", 0, path=tmp_path / "other.npz")
     (tmp_path / "text.npz").write_text("client\n0\n1\n")
     with pytest.raises(
-        ValueError, match=r"text\.npz is damaged or not an \.npz file \(it is not a whole zip"
+        ValueError, match=r"text\.npz is damaged or not an \.npz file .*it is not a whole zip"
     ) as caught:
         partition(pool, "file", 0, path=tmp_path / "text.npz")
     assert "pickle" not in str(caught.value)

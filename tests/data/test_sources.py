@@ -4,6 +4,8 @@ import bz2
 import gzip
 import hashlib
 import sys
+import tracemalloc
+import zipfile
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ import pytest
 import scipy.io
 from sklearn.datasets import dump_svmlight_file
 
-from bcfl.data import sources
+from bcfl.data import formats, sources
 from bcfl.data.formats import IMAGE_KEYS, REVIEW_DOMAINS, review_counts
 from bcfl.data.sources import cache_folder, find
 
@@ -365,7 +367,7 @@ def test_a_path_that_does_not_exist_is_said_so(tmp_path):
         ({"y_train": np.zeros(20)}, "y_train must be 20 integers, but is float64"),
         ({"y_train": np.full(20, 10)}, "y_train must hold labels 0 … 9"),
         ({"x_test": np.zeros((0, 28, 28), np.uint8), "y_test": np.zeros(0, int)}, "but is empty"),
-        ({"y_train": np.array([None] * 20)}, "allow_pickle"),
+        ({"y_train": np.array([None] * 20)}, "holds Python objects"),
     ],
 )
 def test_a_wrong_image_file_is_refused_with_its_name(tmp_path, small_images, change, message):
@@ -375,9 +377,40 @@ def test_a_wrong_image_file_is_refused_with_its_name(tmp_path, small_images, cha
         find("fashion_mnist", tmp_path)
 
 
+def test_only_needed_arrays_are_unpacked_and_none_without_room(tmp_path, small_images, monkeypatch):
+    arrays = small_images(28, 28)
+    path = write_npz(tmp_path, "fashion_mnist", arrays)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("unused.npy", "w") as member:
+        for _ in range(200):
+            member.write(bytes(10**6))
+    tracemalloc.start()
+    assert_same(find("fashion_mnist", path), arrays)
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
+    monkeypatch.setattr(formats, "room", lambda: 1000)
+    for key, file in zip(IMAGE_KEYS, IDX_FILES, strict=True):
+        (tmp_path / f"{file}.gz").write_bytes(gzip.compress(idx_bytes(arrays[key])))
+    for name in ("fashion_mnist", "mnist"):
+        with pytest.raises(ValueError, match=r"would take .* GB, more than this machine has free"):
+            find(name, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, 0.5, -1, 256])
+@pytest.mark.parametrize("key", ["train_data", "train_label"])
+def test_numbers_that_bytes_cannot_hold_are_refused(tmp_path, small_images, key, wrong):
+    arrays = small_images(32, 32, 3)
+    keys = ("train_data", "train_label", "test_data", "test_label")
+    content = {name: arrays[place].astype(float) for name, place in zip(keys, IMAGE_KEYS, strict=True)}
+    content[key].flat[0] = wrong
+    scipy.io.savemat(tmp_path / "syn_number.mat", content)
+    with pytest.raises(ValueError, match="are not made of whole numbers 0 … 255"):
+        find("synthetic_digits", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"data": np.array([1, np.nan, 2])}, "data must hold counts from 0"),
         ({"shape": np.array([3, 400])}, r"shape must be \(example, 5000\)"),
         ({"indices": np.array([0, 9000, 2])}, "damaged"),
         ({"indptr": np.array([0, 1, 2])}, "damaged"),

@@ -249,7 +249,7 @@ def test_associate_prints_a_table_or_json_and_saves(
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [
-        ({"y": None}, [], "must hold the arrays x and y; y is missing, it holds x"),
+        ({"y": None}, [], "as an .npz file of plain arrays x and y: no key y, only x"),
         ({"y": np.full(24, 11)}, [], "y holds the label 11, the run's model tells 10 classes apart, 0 to 9"),
         ({"x": np.zeros((24, 3))}, [], "does not accept inputs of shape (3,)"),
         ({"x": np.array([{}] * 24)}, [], "cannot be read as an .npz file of plain arrays"),

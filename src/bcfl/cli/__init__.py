@@ -180,8 +180,8 @@ def _fill_resume(parser: _Parser) -> None:
     text = (
         "Continue a stopped run; or, with --rounds, go on from where a run has come to. That makes a new run, and the "
         "old one stays as it is. A folder says by name which functions make its clients and its model, and these are "
-        "called: to resume a stranger's folder may run his code. The working directory is no place where they are looked "
-        "for, unless PYTHONPATH=. says so."
+        "called: to resume a stranger's folder may run his code. They are not looked for in the working directory, "
+        "unless PYTHONPATH=. says so."
     )
     _describe(parser, text, RESUME_EXAMPLES)
     parser.add_argument("run", type=_path, metavar="RUN", help="the run's folder")

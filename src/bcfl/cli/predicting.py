@@ -79,16 +79,12 @@ def _as_plain(newcomer: Newcomer) -> dict[str, Any]:
 def _read_examples(path: Path, count: int | None) -> tuple[Any, Any]:
     """x and y of an .npz file, the first `count` rows of them."""
     try:
-        arrays = load_npz(path)
+        arrays = load_npz(path, ("x", "y"))
     except Exception as error:  # of zipfile, zlib, numpy or tokenize, whichever meets the damage first
-        raise ValueError(f"--data {path} cannot be read as an .npz file of plain arrays: {error}") from None
-    missing = [key for key in ("x", "y") if key not in arrays]
-    if missing:
-        raise ValueError(f"--data {path} must hold the arrays x and y; {' and '.join(missing)} is missing, "
-                         f"it holds {', '.join(arrays) or 'nothing'}")  # fmt: skip
+        raise ValueError(f"--data {path} cannot be read as an .npz file of plain arrays x and y: {error}") from None
     x, y = arrays["x"], arrays["y"]
     for name, values in (("x", x), ("y", y)):
-        if np.ndim(values) == 0:  # a member of the archive that is no array, too, is a single value (bytes)
+        if np.ndim(values) == 0:
             raise ValueError(f"--data {path}: {name} must have one row for each example, but is a single value")
     if count is not None and count > len(y):
         raise ValueError(f"--examples {count}: {path} holds only {len(y)}")

@@ -183,9 +183,8 @@ def _import_object(reference: str, key: str) -> Callable[..., Any]:
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
     except Exception as error:  # a module of the user's may raise anything
-        elsewhere = "" if _looks_here() else "; where a run is only read or resumed, the working directory is no place "\
-            "to look, unless PYTHONPATH=. says so"
-        raise ValueError(f"{key} {reference!r} cannot be imported: {type(error).__name__}: {error}{elsewhere}") from error
+        where = "" if _looks_here() else "; a kept run's functions are not looked for here, unless PYTHONPATH=. says so"
+        raise ValueError(f"{key} {reference!r} cannot be imported: {type(error).__name__}: {error}{where}") from error
     if not callable(found):
         raise ValueError(f"{key} {reference!r} must be a function, got {type(found).__name__}")
     return found
