@@ -216,7 +216,8 @@ def ask(who: Respondent, kind: str, curvature: int = 1) -> RecordDict:
     settings |= {"beliefs": [0, 1, 2], "parents": [0, 1, 2], "strengths": [0.5, 0.25, 1.0], "levels": [2.0, -1.0, 0.0]}
     settings |= {"curvature": curvature, "num-steps": -1, "racing": 0.0}
     size = len(who.model.vector) if kind in SCORES else None  # momentum, which follows, has no part in a score
-    models = ArrayRecord({name: to_array(values[:size]) for name, values in numbers_sent().items()})
+    sent = {name: values for name, values in numbers_sent().items() if kind not in SCORES or name.startswith("mean")}
+    models = ArrayRecord({name: to_array(values[:size]) for name, values in sent.items()})
     content = RecordDict({"ask": ConfigRecord(settings), "models": models})
     return (who.score if kind in SCORES else who.fit)(content, RecordDict())
 

@@ -1,8 +1,9 @@
 """The two entry points that Flower loads: `server` and `client`. The run's settings come in Flower's run configuration.
 
 Keys `data.*`, `model.*`, `method.*`, `training.*`, `experiment.*` are those of a bcfl configuration, `deploy.*` are the
-terms of the federation. A node's own configuration says which client it is (`partition-id`) and perhaps where its data
-come from (`data-factory`) and how they are protected (`privacy-noise` and others, see `bcfl.engines.flower.privacy`).
+terms of the federation. A node's own configuration says which client it is (`partition-id`) and perhaps its `name`,
+where its data come from (`data-factory`) and how they are protected (`privacy-noise` and others, see
+`bcfl.engines.flower.privacy`).
 """
 
 import math
@@ -23,13 +24,16 @@ from bcfl.client import trainer as local
 from bcfl.client.client import Later, LocalClient
 from bcfl.client.trainer import Examples
 from bcfl.data.partition import FederatedData
+from bcfl.deploy.logbook import Logbook, told
 from bcfl.engines.flower import FlowerEngine, Respondent, Terms
+from bcfl.engines.flower.exchange import Exchange
 from bcfl.engines.flower.privacy import Ledger, Protection, privacy_from, spent
+from bcfl.engines.flower.wire import name_in
 from bcfl.model.flat import FlatModel, build
-from bcfl.runs.loop import run_on
+from bcfl.runs.loop import Observer, is_unfinished, run_on
 from bcfl.runs.problem import Problem, Split, load_data, model_factory, suitable_method, users_function
 from bcfl.runs.settings import Config, apply_override, parse_config, parse_section, set_value
-from bcfl.runs.store import RunFolder
+from bcfl.runs.store import RunFolder, refuse_if_full
 
 server = ServerApp()
 client = ClientApp()
@@ -64,23 +68,25 @@ def read_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     config, terms, out = read_run_config(context.run_config)
-    method = suitable_method(config, terms.num_clients)  # before the engine waits for the clients
-    engine = FlowerEngine(
-        grid,
-        model_factory(config),
-        config.training,
-        config.experiment.seed,
-        config.experiment.participation(),
-        terms,
-    )
-    split = RemoteSplit(terms.num_clients, f"{terms.num_clients} remote clients", engine.group_in)
-    # No command but `run` of a federation may take these data for its own: they are not those that `data` names.
-    known: dict[str, Any] = {"deployed": True, "num_clients": terms.num_clients, "group": _groups(engine, 0)}
-    drift_round = config.data.drift_round
-    if drift_round is not None:
-        group = _groups(engine, drift_round)
-        known["drift"] = None if group is None else {"round": drift_round, "group": group}
-    run_on(engine, config, Problem(split, engine.factory, method), out, known, [PrivacyReport(engine, out)])
+    with told(out):
+        folder = RunFolder(out)
+        if folder.complete and folder.read("config.json") == config.as_dict():
+            return
+        if not is_unfinished(out, config):  # before the engine waits for the clients
+            refuse_if_full(folder, config.as_dict())
+        method = suitable_method(config, terms.num_clients)
+        experiment = config.experiment
+        factory, participation = model_factory(config), experiment.participation()
+        engine = FlowerEngine(grid, factory, config.training, experiment.seed, participation, terms)
+        split = RemoteSplit(terms.num_clients, f"{terms.num_clients} remote clients", engine.group_in)
+        # No command may take what `data` names for the data of this run: nobody has all of them.
+        known: dict[str, Any] = {"deployed": True, "num_clients": terms.num_clients, "group": _groups(engine, 0)}
+        drift_round = config.data.drift_round
+        if drift_round is not None:
+            group = _groups(engine, drift_round)
+            known["drift"] = None if group is None else {"round": drift_round, "group": group}
+        observers: list[Observer] = [PrivacyReport(engine.exchange, out), Logbook(out)]
+        run_on(engine, config, Problem(split, factory, method), out, known, observers)
 
 
 def _groups(engine: FlowerEngine, round_index: int) -> list[int] | None:
@@ -92,19 +98,20 @@ def _groups(engine: FlowerEngine, round_index: int) -> list[int] | None:
 class PrivacyReport:
     """privacy.json in the run's folder: the (ε, δ) that each client that protects its data has spent so far."""
 
-    engine: FlowerEngine
+    exchange: Exchange
     folder: Path
 
     def started(self, config: Config, data: Split, first_round: int) -> None:
         pass
 
     def round_done(self, record: dict[str, Any], seconds: float) -> None:
-        if self.engine.privacy:
+        if self.exchange.privacy:
             reports = {}
-            for client, (releases, delta) in sorted(self.engine.privacy.items()):
+            for client, (releases, delta) in sorted(self.exchange.privacy.items()):
                 epsilon = spent(releases, delta)
                 kept = epsilon if math.isfinite(epsilon) else None  # None: nothing is protected; JSON has no infinity
-                reports[str(client)] = {"epsilon": kept, "delta": delta, "releases": sum(releases.values())}
+                told = {"epsilon": kept, "delta": delta, "releases": sum(releases.values())}
+                reports[str(client)] = {"name": self.exchange.name(client), **told}
             RunFolder(self.folder).write("privacy.json", reports)
 
 
@@ -166,7 +173,7 @@ def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tupl
     ledger = Ledger(Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / f"privacy-client-{index}.json")
     privacy = privacy_from(node)
     protection = None if privacy is None else Protection(privacy, ledger)
-    return Respondent(who, model, num_classes, group, protection, later)
+    return Respondent(who, model, num_classes, group, protection, later, name_in(node))
 
 
 def client_data(config: Config, index: int, factory: object) -> tuple[FederatedData, int]:

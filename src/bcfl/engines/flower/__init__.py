@@ -5,6 +5,7 @@ line, and the round goes on without it.
 """
 
 from bcfl.engines.flower.client import Respondent
-from bcfl.engines.flower.server import FlowerEngine, Terms
+from bcfl.engines.flower.exchange import Terms
+from bcfl.engines.flower.server import FlowerEngine
 
 __all__ = ["FlowerEngine", "Respondent", "Terms"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client import trainer as local
-from bcfl.client.client import Later, LocalClient, continued_momentum, is_usable, layout_of
+from bcfl.client.client import Later, Layout, LocalClient, continued_momentum, is_usable, layout_of
 from bcfl.engines.flower.privacy import Protection
 from bcfl.engines.flower.wire import (
     FLOAT,
@@ -19,10 +19,11 @@ from bcfl.engines.flower.wire import (
     arrays_of,
     finite,
     list_of,
+    number_of,
     one_line,
+    only,
     read_array,
     settings_of,
-    share_of,
     to_array,
     whole_number,
 )
@@ -30,6 +31,12 @@ from bcfl.extensions.racing import moments
 from bcfl.model.flat import FlatModel
 
 MAX_STEPS = 1_000_000  # of all local trainings that one question asks for: no client trains more, whoever asks
+
+KINDS_OF_SCORES = ("score", "share", "look")
+ASK_KEYS = {
+    *("client", "round", "kind", "max-examples", "held-out", "num-models", "first", "total", "from", "to", "shares"),
+    *("beliefs", "parents", "strengths", "levels", "curvature", "num-steps", "racing"),
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class Respondent:
     group: int | None = None  # its true group, where that is known: only in simulations
     protection: Protection | None = None
     later: Later | None = None  # where its data change in mid-run
+    name: str = ""  # by which the server's log calls it
 
     def describe(self) -> RecordDict:
         layout = layout_of(self.model, self.client.training)
@@ -51,6 +59,7 @@ class Respondent:
             "vector-length": layout.length,
             "shapes": list(layout.shapes),
             "layers": list(layout.layers),
+            "name": self.name,
             **self._sizes(self.client, self.group),
         }
         said = RecordDict({"answer": ConfigRecord(answer)})
@@ -74,40 +83,22 @@ class Respondent:
         Where the models of a share or a look come in several messages, what the answer needs is kept in between.
         """
         ask, round_index = self._ask(content)
-        client = self._client(round_index)
-        count, max_examples = whole_number(ask, "num-models", 1, 2**31), whole_number(ask, "max-examples", -1, 2**62)
-        size = len(self.model.vector)
-        arrays = arrays_of(content, "models")
-        models = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(count)])
-        kind, bound = ask.get("kind"), None if max_examples < 0 else max_examples
-        held_out = share_of(ask, "held-out") if kind == "score" else 0.0
+        client, kind = self._client(round_index), ask.get("kind")
+        count, bound = whole_number(ask, "num-models", 1, 2**31), _bound(ask)
+        first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
+        if kind not in KINDS_OF_SCORES or first + count > total:
+            raise ValueError(f"kind must be one of {', '.join(KINDS_OF_SCORES)}, of models {first} to {total}")
+        models = self._vectors(content, count)
+        held_out = number_of(ask, "held-out", 0, 1) if kind == "score" else 0.0
         part = self._part(ask, client.num_scored(bound)) if kind == "look" else None
         values = client.log_likelihoods(self.model, models, round_index, bound, held_out, part)
-        if kind not in ("share", "look"):
-            num_examples = len(client.scored(held_out))
-            scores = local.total_log_likelihood(values, num_examples)
-            if self.protection is not None:
-                scores = self.protection.privacy.scores(scores, num_examples)
-            return self._scores(scores)
-        first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
         if kind == "look":
             return self._look(values, round_index, first, total, state)
-        best, model_of = values.max(0)
-        model_of = model_of + first
-        if first:
-            kept = arrays_of(state, f"best.{round_index}.{first}")
-            before = read_array(kept.get("value"), tuple(best.shape), FLOAT, "the best so far")
-            model_before = read_array(kept.get("model"), tuple(best.shape), INT, "the best model so far")
-            model_of = torch.where(best > before, model_of, model_before)
-            best = torch.maximum(best, before)
-        for name in [name for name in state if name.startswith("best.")]:
-            del state[name]
-        if first + count < total:
-            kept_now = ArrayRecord({"value": to_array(best), "model": to_array(model_of)})
-            state[f"best.{round_index}.{first + count}"] = kept_now
-            return RecordDict({"answer": ArrayRecord({})})
-        shares = torch.bincount(model_of, minlength=total).double() / len(model_of)
-        return self._scores(shares if self.protection is None else self.protection.privacy.shares(shares))
+        if kind == "share":
+            return self._share(values, round_index, first, total, state)
+        num_examples = len(client.scored(held_out))
+        scores = local.total_log_likelihood(values, num_examples)
+        return self._scores(scores if self.protection is None else self.protection.privacy.scores(scores, num_examples))
 
     def _part(self, ask: Mapping[str, Any], num_scored: int) -> tuple[int, int]:
         """The part of the examples that a look is at."""
@@ -116,14 +107,31 @@ class Respondent:
         first = whole_number(ask, "from", 0, num_scored - 1)
         return first, min(whole_number(ask, "to", first + 1, 2**62), num_scored)
 
+    def _share(self, values: Tensor, round_index: int, first: int, total: int, state: RecordDict) -> RecordDict:
+        """The share of examples that each model explains best, once all models have come."""
+        best, model_of = values.max(0)
+        model_of = model_of + first
+        if first:
+            kept = arrays_of(state, f"best.{round_index}.{first}")
+            before = read_array(kept.get("value"), tuple(best.shape), FLOAT, "the best so far")
+            model_before = read_array(kept.get("model"), tuple(best.shape), INT, "the best model so far")
+            model_of = torch.where(best > before, model_of, model_before)
+            best = torch.maximum(best, before)
+        _forget(state, "best.")
+        if first + len(values) < total:
+            kept_now = ArrayRecord({"value": to_array(best), "model": to_array(model_of)})
+            state[f"best.{round_index}.{first + len(values)}"] = kept_now
+            return RecordDict({"answer": ArrayRecord({})})
+        shares = torch.bincount(model_of, minlength=total).double() / len(model_of)
+        return self._scores(shares if self.protection is None else self.protection.privacy.shares(shares))
+
     def _look(self, values: Tensor, round_index: int, first: int, total: int, state: RecordDict) -> RecordDict:
         """Mean and covariance of the log-likelihoods, once all models of the look have come."""
         if first:
             kept = arrays_of(state, f"look.{round_index}.{first}")
             before = read_array(kept.get("values"), (first, values.shape[1]), FLOAT, "the look so far")
             values = torch.cat([before, values])
-        for name in [name for name in state if name.startswith("look.")]:
-            del state[name]
+        _forget(state, "look.")
         if len(values) < total:
             state[f"look.{round_index}.{len(values)}"] = ArrayRecord({"values": to_array(values)})
             return RecordDict({"answer": ArrayRecord({})})
@@ -133,32 +141,23 @@ class Respondent:
     def fit(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """A posterior per belief, or only of the one that explains the client's data best."""
         ask, round_index = self._ask(content)
-        client = self._client(round_index)
-        layout = layout_of(self.model, self.client.training)
-        beliefs = list_of(ask, "beliefs", int)
-        parents, strengths, levels = (
-            list_of(ask, key, kind, len(beliefs))
-            for key, kind in (("parents", int), ("strengths", float), ("levels", float))
-        )
-        if not beliefs or any(not (math.isfinite(s) and s >= 0) for s in strengths):
-            raise ValueError("strengths must be finite numbers ≥ 0, one per belief and at least one")
-        num_steps = whole_number(ask, "num-steps", -1, MAX_STEPS)
-        curvature, held_out = bool(whole_number(ask, "curvature", 0, 1)), share_of(ask, "held-out")
-        arrays = arrays_of(content, "models")
-        start = self._vector(arrays, "start", layout.length) if "start" in arrays else None
-        models = [
-            Gaussian(self._vector(arrays, f"mean.{b}", layout.length), self._precision(arrays, b, level, layout.length))
-            for b, level in zip(beliefs, levels, strict=True)
-        ]
+        client, layout = self._client(round_index), layout_of(self.model, self.client.training)
+        models, start = self._beliefs(content, ask, layout)
+        beliefs, parents = (list_of(ask, key, int) for key in ("beliefs", "parents"))
+        strengths = list_of(ask, "strengths", float)
+        num_steps, curvature = whole_number(ask, "num-steps", -1, MAX_STEPS), bool(whole_number(ask, "curvature", 0, 1))
+        held_out = number_of(ask, "held-out", 0, 1)
+        if ask.get("kind") not in ("all", "best"):
+            raise ValueError(f"kind must be all or best, got {one_line(ask.get('kind'))[:40]}")
         choice, num_scored, chosen = -1, 0, list(range(len(beliefs)))
-        if ask.get("kind") == "best":
+        if ask["kind"] == "best":
             choice, num_scored = self._best(torch.stack([model.mean for model in models]), ask, round_index)
             chosen = [choice]
         steps = len(chosen) * (client.training.local_steps if num_steps < 1 else num_steps)
         if steps > MAX_STEPS:
             raise ValueError(f"{steps} local steps are asked for, at most {MAX_STEPS} are trained")
         memory = _Momentum(state, round_index) if self.client.training.momentum_state == "client" else None
-        answer = {}
+        answer: dict[str, Array] = {}
         for i in chosen:
             posterior, velocity = client.fit(
                 self.model,
@@ -171,11 +170,7 @@ class Respondent:
                 momentum=continued_momentum(memory.before, parents[i]) if memory else None,
                 held_out=held_out,
             )
-            mean, precision = posterior.mean, posterior.precision[: layout.num_parameters]
-            if self.protection is not None:
-                privacy, prior = self.protection.privacy, models[i].precision[: layout.num_parameters] * strengths[i]
-                mean = privacy.mean(mean, models[i].mean if start is None else start, layout.variances)
-                precision = privacy.precision(precision, prior)
+            mean, precision = self._told(posterior, models[i], strengths[i], start, layout)
             answer[f"mean.{i}"] = to_array(mean)
             if curvature:
                 answer[f"precision.{i}"] = to_array(precision)
@@ -187,13 +182,41 @@ class Respondent:
         said = RecordDict({"answer": ArrayRecord(answer), "choice": choice_record})
         return self._charged(said, len(chosen) * (1 + curvature) + (choice >= 0))
 
+    def _beliefs(
+        self, content: RecordDict, ask: Mapping[str, Any], layout: Layout
+    ) -> tuple[list[Gaussian], Tensor | None]:
+        """The beliefs that are asked about, and where training starts if not at their means."""
+        beliefs = list_of(ask, "beliefs", int)
+        list_of(ask, "parents", int, len(beliefs))
+        strengths, levels = (list_of(ask, key, float, len(beliefs)) for key in ("strengths", "levels"))
+        if not beliefs or any(not (math.isfinite(s) and s >= 0) for s in strengths):
+            raise ValueError("strengths must be finite numbers ≥ 0, one per belief and at least one")
+        if any(not math.isfinite(level) for level in levels):
+            raise ValueError("levels must be finite numbers")
+        names = {f"mean.{b}" for b in beliefs} | {"start"}
+        names |= {f"precision.{b}" for b, level in zip(beliefs, levels, strict=True) if level < 0}
+        arrays = arrays_of(content, "models", names)
+        start = self._vector(arrays, "start", layout.length) if "start" in arrays else None
+        models = [
+            Gaussian(self._vector(arrays, f"mean.{b}", layout.length), self._precision(arrays, b, level, layout.length))
+            for b, level in zip(beliefs, levels, strict=True)
+        ]
+        return models, start
+
+    def _told(
+        self, posterior: Gaussian, belief: Gaussian, strength: float, start: Tensor | None, layout: Layout
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and precision as they leave the client: clipped and blurred if it protects its data."""
+        mean, precision = posterior.mean, posterior.precision[: layout.num_parameters]
+        if self.protection is None:
+            return mean, precision
+        privacy, prior = self.protection.privacy, belief.precision[: layout.num_parameters] * strength
+        blurred = privacy.mean(mean, belief.mean if start is None else start, layout.variances)
+        return blurred, privacy.precision(precision, prior)
+
     def _best(self, means: Tensor, ask: Mapping[str, Any], round_index: int) -> tuple[int, int]:
         """The belief that explains the client's data best, and how many (example, model) pairs were scored."""
-        client = self._client(round_index)
-        max_examples, racing = whole_number(ask, "max-examples", -1, 2**62), ask.get("racing")
-        bound = None if max_examples < 0 else max_examples
-        if not isinstance(racing, float) or not 0 <= racing < 1:
-            raise ValueError(f"racing must be a number in [0, 1), got {one_line(racing)}")
+        client, bound, racing = self._client(round_index), _bound(ask), number_of(ask, "racing", 0, 1)
         if self.protection is None:
             return client.best(self.model, means, round_index, bound, racing)
         # A choice by blurred scores needs all of them in full, racing or not.
@@ -209,9 +232,7 @@ class Respondent:
         shares = list_of(ask, "shares", float)
         if not shares or any(not 0 < share <= 1.001 for share in shares):
             raise ValueError("shares must be numbers in (0, 1], one per model and at least one")
-        arrays, size = arrays_of(content, "models"), len(self.model.vector)
-        vectors = torch.stack([self._vector(arrays, f"mean.{i}", size) for i in range(len(shares))])
-        log_weight = torch.tensor(shares, dtype=torch.float64).log()
+        vectors, log_weight = self._vectors(content, len(shares)), torch.tensor(shares, dtype=torch.float64).log()
         evaluation = self._client(round_index).evaluate(self.model, vectors, log_weight, self.num_classes)
         if evaluation is None:
             raise ValueError("this client has no test data")
@@ -224,10 +245,19 @@ class Respondent:
         return RecordDict({"answer": ArrayRecord(answer)})
 
     def _ask(self, content: RecordDict) -> tuple[Mapping[str, Any], int]:
+        only(content, ("ask", "models"))
         ask = settings_of(content, "ask")
-        if ask.get("client") != self.client.index:
+        only(ask, ASK_KEYS)
+        if type(ask.get("client")) is not int or ask["client"] != self.client.index:
             raise ValueError(f"this is client {self.client.index}, but client {one_line(ask.get('client'))} was asked")
         return ask, whole_number(ask, "round", 0, 2**31)
+
+    def _vectors(self, content: RecordDict, count: int) -> Tensor:
+        """The models that a message brings, `count` of them and nothing else."""  # (model, vector)
+        sent = arrays_of(content, "models")
+        if len(sent) != count:
+            raise ValueError(f"{count} models are announced, but {len(sent)} were sent")
+        return torch.stack([self._vector(sent, f"mean.{i}", len(self.model.vector)) for i in range(count)])
 
     def _vector(self, arrays: Mapping[str, Array], name: str, length: int) -> Tensor:
         return finite(read_array(arrays.get(name), (length,), FLOAT, name), name)
@@ -255,6 +285,17 @@ class Respondent:
             }
             answer["privacy"] = ConfigRecord(report)
         return answer
+
+
+def _bound(ask: Mapping[str, Any]) -> int | None:
+    """How many examples may be scored, if not all."""
+    max_examples = whole_number(ask, "max-examples", -1, 2**62)
+    return None if max_examples < 0 else max_examples
+
+
+def _forget(state: RecordDict, prefix: str) -> None:
+    for name in [name for name in state if name.startswith(prefix)]:
+        del state[name]
 
 
 class _Momentum:

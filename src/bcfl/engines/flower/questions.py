@@ -1,54 +1,46 @@
 """The server's side of one round: scores and posteriors asked of the clients behind Flower's grid."""
 
 import logging
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import Array, RecordDict
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client import trainer as local
 from bcfl.client.client import among, draw_model, is_usable, wanted_models
-from bcfl.engines.flower.wire import (
-    DOUBLE,
-    FIT,
-    FLOAT,
-    SCORE,
-    arrays_of,
-    finite,
-    read_array,
-    settings_of,
-    to_array,
-    whole_number,
-)
+from bcfl.engines.flower.answers import Trained, read_choice, read_posteriors, read_scores
+from bcfl.engines.flower.exchange import Ask
+from bcfl.engines.flower.roster import Roster
+from bcfl.engines.flower.wire import FIT, SCORE, settings_of, to_array
 from bcfl.federation import Choice, Jobs, Work, num_held_out
+from bcfl.model.flat import ModelFactory
 
-if TYPE_CHECKING:
-    from bcfl.engines.flower.server import Ask, FlowerEngine
-
+T = TypeVar("T")
 log = logging.getLogger("bcfl")
 
 
 class FlowerClients:
     """The federation in one round; a client that does not answer a score leaves `present`, the tensor, in place."""
 
-    def __init__(self, engine: "FlowerEngine", round_index: int):
-        self.engine, self.round, self.seed = engine, round_index, engine.seed
-        sizes = [engine.sizes_in(client, round_index).num_train for client in range(engine.num_clients)]
+    def __init__(self, roster: Roster, factory: ModelFactory, local_steps: int, seed: int, round_index: int):
+        self.roster, self.exchange, self.factory = roster, roster.exchange, factory
+        self.round, self.seed, self.local_steps = round_index, seed, local_steps
+        clients = range(roster.num_clients)
+        sizes = [roster.sizes_in(client, round_index).num_train for client in clients]
         self.num_examples = torch.tensor(sizes, dtype=torch.float64)  # 0: not met yet
-        self.layout, self.local_steps = engine.layout, engine.training.local_steps
+        self.layout = roster.layout
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
         self.num_evaluated = self.layout.num_evaluated
-        self.present, self.in_time = engine.participation.draw(engine.num_clients, engine.seed, round_index)
+        self.present, self.in_time = roster.participation.draw(roster.num_clients, seed, round_index)
         drawn = int(self.present.sum())
-        self.present &= torch.tensor([engine.online(client) for client in range(engine.num_clients)])
-        engine.require(int(self.present.sum()), drawn, "the call", round_index)
+        self.present &= torch.tensor([roster.online(client) for client in clients])
+        self.exchange.require(int(self.present.sum()), drawn, "the call", round_index)
         self.work = Work()
 
     def draw_model(self, *path: int) -> Tensor:
-        return draw_model(self.engine.factory, self.layout, self.seed, *path)
+        return draw_model(self.factory, self.layout, self.seed, *path)
 
     def score(
         self,
@@ -56,59 +48,56 @@ class FlowerClients:
         max_examples: int | None = None,
         held_out: float = 0.0,
     ) -> Tensor:
-        own_of = self._all_models(models)
-        scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         settings = {"kind": "score", "max-examples": _or_all(max_examples), "held-out": held_out}
-        for client, part, (row,) in self._scored(models, own_of, settings, in_order=False):
-            scores[client, part] = row
-        self._part_with({client for client, own in own_of.items() if scores[client, own].isnan().any()}, own_of)
-        scores[~self.present] = torch.nan
+        return self._table(models, settings, max_examples, held_out, in_order=False)
+
+    def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
+        settings = {"kind": "share", "max-examples": _or_all(max_examples)}
+        return self._table(models, settings, max_examples, 0.0, in_order=True)
+
+    def _table(
+        self, models: Tensor, settings: dict[str, Any], max_examples: int | None, held_out: float, *, in_order: bool
+    ) -> Tensor:
+        """A number per client and model; NaN for clients that are absent or did not answer in full."""
+        models_of = dict.fromkeys(self._present_clients(), torch.arange(len(models)))
+        table = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
+        for client, part, (row,) in self._scored(models, models_of, settings, in_order=in_order):
+            table[client, slice(None) if in_order else part] = row
+        self._part_with({client for client in models_of if table[client].isnan().any()}, len(models_of))
+        table[~self.present] = torch.nan
         for client in self._present_clients():
             self.work.count_scored(len(models) * self._num_scored(client, max_examples, held_out))
             self.work.scalars_up += len(models)
-        return scores
-
-    def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        own_of = self._all_models(models)
-        shares = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
-        settings = {"kind": "share", "max-examples": _or_all(max_examples)}
-        for client, _, (row,) in self._scored(models, own_of, settings, in_order=True):
-            shares[client] = row
-        self._part_with({client for client in own_of if shares[client].isnan().any()}, own_of)
-        for client in self._present_clients():
-            self.work.count_scored(len(models) * self._num_scored(client, max_examples))
-            self.work.scalars_up += len(models)
-        return shares
+        return table
 
     def look(
         self, models: Tensor, max_examples: int | None, wanted: Tensor, first: int, last: int
     ) -> tuple[Tensor, Tensor]:
-        own_of = wanted_models(self.present, wanted)
+        models_of = wanted_models(self.present, wanted)
         mean = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         covariance = torch.full((*mean.shape, len(models)), torch.nan, dtype=torch.float64)
         settings = {"kind": "look", "max-examples": _or_all(max_examples), "from": first, "to": last}
-        for client, _, answer in self._scored(models, own_of, settings, in_order=True):
-            mean[client], covariance[client] = among(len(models), own_of[client], *answer)
-        self._part_with({client for client, own in own_of.items() if mean[client, own].isnan().any()}, own_of)
-        for client in own_of.keys() & set(self._present_clients()):
+        for client, _, answer in self._scored(models, models_of, settings, in_order=True):
+            mean[client], covariance[client] = among(len(models), models_of[client], *answer)
+        incomplete = {client for client, some in models_of.items() if mean[client, some].isnan().any()}
+        self._part_with(incomplete, len(models_of))
+        for client in models_of.keys() & set(self._present_clients()):
             num_scored = self._num_scored(client, max_examples)
-            self.work.count_look(len(own_of[client]), len(models), first, last, num_scored)
+            self.work.count_look(len(models_of[client]), len(models), first, last, num_scored)
         return mean, covariance
 
-    def _all_models(self, models: Tensor) -> dict[int, Tensor]:
-        return dict.fromkeys(self._present_clients(), torch.arange(len(models)))
-
     def _scored(
-        self, models: Tensor, own_of: dict[int, Tensor], settings: dict[str, Any], in_order: bool
+        self, models: Tensor, models_of: dict[int, Tensor], settings: dict[str, Any], *, in_order: bool
     ) -> Iterator[tuple[int, Tensor, tuple[Tensor, ...]]]:
-        """The answers of the clients about their own models, which come in several messages if they are large.
+        """The answers of the clients about their models, which come in several messages if they are large.
 
         Where an answer depends on all of a client's models, they are sent `in_order`: a client must have had one part
         before the next, and the answer to its last part is the answer.
         """
-        vectors = {m: to_array(models[m, : self.layout.num_evaluated]) for own in own_of.values() for m in own.tolist()}
-        size = self._per_message(4 * self.layout.num_evaluated)
-        parts_of = {client: list(own.split(size)) for client, own in own_of.items()}
+        num_evaluated = self.layout.num_evaluated
+        vectors = {m: to_array(models[m, :num_evaluated]) for some in models_of.values() for m in some.tolist()}
+        size = self._per_message(4 * num_evaluated)
+        parts_of = {client: list(some.split(size)) for client, some in models_of.items()}
         num_stages = max((len(parts) for parts in parts_of.values()), default=0) if in_order else 1
         failed: set[int] = set()
         for stage in range(num_stages):
@@ -116,76 +105,75 @@ class FlowerClients:
             pairs = [(c, part) for c, parts in parts_of.items() if c not in failed for part in parts[stages]]
             asks = []
             for client, part in pairs:
-                place = {"first": stage * size, "total": len(own_of[client]), "num-models": len(part)}
+                place = {"first": stage * size, "total": len(models_of[client]), "num-models": len(part)}
                 arrays = {f"mean.{i}": vectors[m] for i, m in enumerate(part.tolist())}
-                asks.append(self.engine.ask(client, self.round, {**settings, **place}, arrays))
+                asks.append(self.roster.question(client, self.round, {**settings, **place}, arrays))
 
-            def read(position: int, content: RecordDict, asks: "list[Ask]" = asks) -> tuple[Tensor, ...] | None:
-                client = asks[position].client
-                return _read_scores(settings_of(asks[position].content, "ask"), content, int(self.num_examples[client]))
+            def read(position: int, content: RecordDict, asks: list[Ask] = asks) -> tuple[Tensor, ...] | None:
+                asked = settings_of(asks[position].content, "ask")
+                return read_scores(asked, content, int(self.num_examples[asks[position].client]))
 
             failed |= {client for client, _ in pairs}
-            for position, answer in self.engine.exchange(SCORE, self.round, asks, self.work, read):
+            for position, answer in self.exchange.ask(SCORE, self.round, asks, self.work, read):
                 client, part = pairs[position]
                 failed.discard(client)
                 if answer is not None:
                     yield client, part, answer
-        self.work.exchanges += bool(own_of)
-        self.work.parameters_down += sum(len(own) for own in own_of.values()) * self.layout.num_evaluated
+        self.work.exchanges += bool(models_of)
+        self.work.parameters_down += sum(len(some) for some in models_of.values()) * num_evaluated
 
-    def _part_with(self, incomplete: set[int], own_of: dict[int, Tensor]) -> None:
+    def _part_with(self, incomplete: set[int], num_asked: int) -> None:
         """Clients that did not answer in full leave the round."""
-        self.engine.require(len(own_of) - len(incomplete), len(own_of), SCORE, self.round)
+        self.exchange.require(num_asked - len(incomplete), num_asked, SCORE, self.round)
         self.present[list(incomplete)] = False
 
     def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
-        beliefs, clients = jobs.belief.tolist(), jobs.client.tolist()
-        sent = _BeliefArrays(models, self.num_parameters)
+        clients: list[int] = jobs.client.tolist()
         jobs_of: dict[int, list[int]] = {}
         for job, client in enumerate(clients):
-            if self.in_time[client] and self.engine.online(client):
+            if self.in_time[client] and self.roster.online(client):
                 jobs_of.setdefault(client, []).append(job)
         per_message = self._per_message(8 * self.layout.length)
-        shares = [own[i : i + per_message] for own in jobs_of.values() for i in range(0, len(own), per_message)]
-        asks = []
-        for share in shares:
-            settings = self._fit_settings(
-                "all",
-                [beliefs[job] for job in share],
-                [1.0 if jobs.strength is None else float(jobs.strength[job]) for job in share],
-                sent,
-                jobs,
-            )
-            arrays = {name: array for job in share for name, array in sent.of(beliefs[job]).items()}
-            client = clients[share[0]]
-            if jobs.start is not None:
-                arrays["start"] = to_array(jobs.start[client])
-            asks.append(self.engine.ask(client, self.round, settings, arrays, len(share)))
+        shares = [some[i : i + per_message] for some in jobs_of.values() for i in range(0, len(some), per_message)]
+        sent = _BeliefArrays(models, self.num_parameters)
+        asks = [self._fit_ask(share, jobs, sent) for share in shares]
 
         def read(position: int, content: RecordDict) -> list[Gaussian | None]:
-            client = clients[shares[position][0]]
-            return [self._read_posterior(client, i, content, jobs) for i in range(len(shares[position]))]
+            trained = [self._trained(i, job, models, jobs) for i, job in enumerate(shares[position])]
+            return self._usable(content, asks[position].client, trained)
 
-        answers = self.engine.exchange(FIT, self.round, asks, self.work, read)
+        answered, asked = set(), {job for share in shares for job in share}
+
+        def posteriors() -> Iterator[tuple[int, Gaussian | None]]:
+            for position, answer in self.exchange.ask(FIT, self.round, asks, self.work, read):
+                answered.add(asks[position].client)
+                yield from zip(shares[position], answer, strict=True)
+
         self.work.exchanges += 1
-        ready: dict[int, Gaussian | None] = {}
-        answered = set()
-        asked = {job for share in shares for job in share}
+        # Nobody waits for what was not asked: all the others' answers would be held meanwhile.
+        in_order = _in_order(posteriors(), sorted(asked))
         for job, client in enumerate(clients):
-            # Nobody waits for what was not asked: all the others' answers would be held meanwhile.
-            while job in asked and job not in ready and (answer := next(answers, None)) is not None:
-                ready.update(zip(shares[answer[0]], answer[1], strict=True))
-                answered.add(asks[answer[0]].client)
-            if job in asked:
-                self.work.parameters_down += self.layout.numbers_sent(jobs.curvature) + (
-                    0 if jobs.start is None else self.layout.length
-                )
-            elif not self.in_time[client]:
-                self.work.late += 1
-            if job in ready:
+            if job not in asked:
+                self.work.late += not self.in_time[client]
+                yield None
+                continue
+            start = 0 if jobs.start is None else self.layout.length
+            self.work.parameters_down += self.layout.numbers_sent(jobs.curvature) + start
+            answer = next(in_order)
+            if answer is not None:
                 self._count_trained(jobs.curvature, jobs.num_steps)
-            yield ready.pop(job, None)
-        self.engine.require(len(answered), len(jobs_of), FIT, self.round)
+            yield None if answer is None else answer[0]
+        self.exchange.require(len(answered), len(jobs_of), FIT, self.round)
+
+    def _fit_ask(self, share: list[int], jobs: Jobs, sent: "_BeliefArrays") -> Ask:
+        """One message to one client with that share of the jobs."""
+        client, beliefs = int(jobs.client[share[0]]), [int(jobs.belief[job]) for job in share]
+        strengths = [1.0 if jobs.strength is None else float(jobs.strength[job]) for job in share]
+        arrays = {name: array for belief in beliefs for name, array in sent.of(belief).items()}
+        if jobs.start is not None:
+            arrays["start"] = to_array(jobs.start[client])
+        settings = {"kind": "all", **_fit_settings(beliefs, strengths, sent, jobs)}
+        return self.roster.question(client, self.round, settings, arrays, len(share))
 
     def fit_best(
         self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
@@ -195,37 +183,40 @@ class FlowerClients:
             return
         present = self._present_clients()
         clients = [client for client in present if self.in_time[client]]
-        sent, everything = _BeliefArrays(models, self.num_parameters), list(range(len(models)))
-        jobs = Jobs(torch.empty(0), torch.empty(0), curvature=curvature)
-        power = float(torch.tensor(strength))  # single precision, as every engine has it
-        settings = self._fit_settings("best", everything, [power] * len(models), sent, jobs)
-        settings |= {"max-examples": _or_all(max_examples), "racing": racing}
-        arrays = {name: array for belief in everything for name, array in sent.of(belief).items()}
-        asks = [self.engine.ask(client, self.round, settings, arrays) for client in clients]
+        sent, beliefs = _BeliefArrays(models, self.num_parameters), list(range(len(models)))
+        power = torch.full((len(models),), strength)  # single precision, as every engine has it
+        settings = {"kind": "best", "max-examples": _or_all(max_examples), "racing": racing}
+        arrays = {name: array for belief in beliefs for name, array in sent.of(belief).items()}
+
+        def jobs_of(client: int) -> Jobs:  # one for each belief, of which the client does one
+            return Jobs(torch.arange(len(models)), torch.full((len(models),), client), power, curvature)
+
+        asks = []
+        for client in clients:
+            more = _fit_settings(beliefs, power.tolist(), sent, jobs_of(client))
+            asks.append(self.roster.question(client, self.round, settings | more, arrays))
 
         def read(position: int, content: RecordDict) -> tuple[Choice, int]:
-            said, client = settings_of(content, "choice"), clients[position]
-            best, num_scored = whole_number(said, "choice", 0, len(models) - 1), whole_number(said, "scored", 0, 2**62)
-            return Choice(client, best, self._read_posterior(client, best, content, jobs)), num_scored
+            client, (best, num_scored) = clients[position], read_choice(content, len(models))
+            trained = [self._trained(best, best, models, jobs_of(client))]
+            return Choice(client, best, self._usable(content, client, trained)[0]), num_scored
 
-        answers = self.engine.exchange(FIT, self.round, asks, self.work, read)
         self.work.exchanges += 1
         self.work.late += len(present) - len(clients)
-        ready: dict[int, tuple[Choice, int]] = {}
         num_answers = 0
-        for position, client in enumerate(clients):  # in the order of the clients, so that sums repeat
-            while position not in ready and (answer := next(answers, None)) is not None:
-                ready[answer[0]] = answer[1]
-                num_answers += 1
+        # In the order of the clients, so that sums repeat.
+        answers = _in_order(self.exchange.ask(FIT, self.round, asks, self.work, read), range(len(clients)))
+        for client, answer in zip(clients, answers, strict=True):
             self.work.parameters_down += len(models) * self.layout.numbers_sent(curvature)
-            if position in ready:
-                choice, num_scored = ready.pop(position)
+            if answer is not None:
+                num_answers += 1
+                choice, num_scored = answer[0]
                 in_full = len(models) * self._num_scored(client, max_examples)
                 self.work.count_scored(num_scored, in_full if racing else None)
                 self._count_trained(curvature, None)
                 self.work.scalars_up += 1
                 yield choice
-        self.engine.require(num_answers, len(clients), FIT, self.round)
+        self.exchange.require(num_answers, len(clients), FIT, self.round)
 
     def _fit_best_in_two(
         self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None
@@ -241,53 +232,33 @@ class FlowerClients:
             if self.in_time[client]:
                 yield Choice(client, int(best[client]), posterior)
 
-    def _fit_settings(
-        self,
-        kind: str,
-        beliefs: list[int],
-        strengths: list[float],
-        sent: "_BeliefArrays",
-        jobs: Jobs,
-    ) -> dict[str, Any]:
-        return {
-            "kind": kind,
-            "beliefs": beliefs,
-            "parents": [b if jobs.parent_of is None else int(jobs.parent_of[b]) for b in beliefs],
-            "strengths": strengths,
-            "levels": [sent.level(belief) for belief in beliefs],
-            "curvature": int(jobs.curvature),
-            "num-steps": jobs.num_steps or -1,
-            "held-out": jobs.held_out,
-        }
+    def _trained(self, index: int, job: int, models: Gaussian, jobs: Jobs) -> Trained:
+        num_examples = self.num_examples[int(jobs.client[job])]
+        prior = models.precision[int(jobs.belief[job]), : self.num_parameters]
+        if jobs.strength is not None:
+            prior = prior * jobs.strength[job]
+        return Trained(index, prior, float(num_examples - num_held_out(num_examples, jobs.held_out)), jobs.curvature)
 
-    def _read_posterior(self, client: int, i: int, content: RecordDict, jobs: Jobs) -> Gaussian | None:
-        """The i-th posterior of an answer; None if it is sound but not finite, as of a training that diverged."""
-        own = self.num_examples[client]
-        arrays, num_examples = arrays_of(content, "answer"), float(own - num_held_out(own, jobs.held_out))
-        mean = read_array(arrays.get(f"mean.{i}"), (self.layout.length,), FLOAT, f"mean.{i}")
-        if not jobs.curvature:  # the precision counts examples, which the server knows
-            posterior = Gaussian(mean, torch.tensor(num_examples).expand(len(mean)))
-        else:
-            precision = torch.full_like(mean, num_examples)
-            precision[: self.num_parameters] = read_array(
-                arrays.get(f"precision.{i}"), (self.num_parameters,), FLOAT, f"precision.{i}"
-            )
-            posterior = Gaussian(mean, precision)  # refuses a negative precision
-        if is_usable(posterior):
-            return posterior
-        self.work.rejected += 1
-        log.warning("round %s, %s, client %s: a posterior that is not finite is left out", self.round, FIT, client)
-        return None
+    def _usable(self, content: RecordDict, client: int, trained: list[Trained]) -> list[Gaussian | None]:
+        """The posteriors of a sound answer; None for one that is not finite, as of a training that diverged."""
+        posteriors: list[Gaussian | None] = list(read_posteriors(content, self.layout, trained))
+        for i, posterior in enumerate(posteriors):
+            if posterior is not None and not is_usable(posterior):
+                posteriors[i] = None
+                self.work.rejected += 1
+                who = self.exchange.name(client)
+                log.warning("round %s, %s, %s: a posterior that is not finite is left out", self.round, FIT, who)
+        return posteriors
 
     def _per_message(self, num_bytes: int) -> int:
-        return max(1, self.engine.terms.message_bytes // num_bytes)
+        return max(1, self.exchange.terms.message_bytes // num_bytes)
 
     def _present_clients(self) -> list[int]:
         return self.present.nonzero()[:, 0].tolist()
 
     def _num_scored(self, client: int, max_examples: int | None, held_out: float = 0.0) -> int:
-        own = self.num_examples[client]
-        num_examples = int(num_held_out(own, held_out) or own)
+        there = self.num_examples[client]
+        num_examples = int(num_held_out(there, held_out) or there)
         return min(num_examples, max_examples or num_examples)
 
     def _count_trained(self, curvature: bool, num_steps: int | None) -> None:
@@ -321,37 +292,26 @@ class _BeliefArrays:
         return self._made[belief]
 
 
+def _fit_settings(beliefs: list[int], strengths: list[float], sent: _BeliefArrays, jobs: Jobs) -> dict[str, Any]:
+    return {
+        "beliefs": beliefs,
+        "parents": [b if jobs.parent_of is None else int(jobs.parent_of[b]) for b in beliefs],
+        "strengths": strengths,
+        "levels": [sent.level(belief) for belief in beliefs],
+        "curvature": int(jobs.curvature),
+        "num-steps": jobs.num_steps or -1,
+        "held-out": jobs.held_out,
+    }
+
+
+def _in_order(answers: Iterator[tuple[int, T]], keys: Iterable[int]) -> Iterator[tuple[T] | None]:
+    """The answers in the order of their keys, each as soon as it is there; None for those that do not come."""
+    ready: dict[int, T] = {}
+    for key in keys:
+        while key not in ready and (answer := next(answers, None)) is not None:
+            ready[answer[0]] = answer[1]
+        yield (ready.pop(key),) if key in ready else None
+
+
 def _or_all(max_examples: int | None) -> int:
     return -1 if max_examples is None else max_examples
-
-
-def _read_scores(ask: Mapping[str, Any], content: RecordDict, num_examples: int) -> tuple[Tensor, ...] | None:
-    """What a client says of its models, after it is found sound; None where more of its models are to come first.
-
-    A score is a row of log-likelihoods of discrete labels, so none is above 0; shares sum to one; a look gives mean
-    log-likelihoods and their covariance. No example counts below local.FLOOR, as none of an honest client does: what is
-    far beyond would drown everybody else's numbers in rounding.
-    """
-    arrays, count, total = arrays_of(content, "answer"), ask["num-models"], ask["total"]
-
-    def numbers(name: str, *shape: int) -> Tensor:
-        return finite(read_array(arrays.get(name), shape, DOUBLE, name), name)
-
-    if ask["kind"] == "score":
-        scores = numbers("scores", count)
-        if float(scores.max()) > 0:
-            raise ValueError("log-likelihoods must be ≤ 0")
-        return (scores.clamp(min=local.FLOOR * num_examples),)
-    if ask["first"] + count < total:
-        return None
-    if ask["kind"] == "share":
-        share = numbers("scores", total)
-        if float(share.min()) < 0 or abs(float(share.sum()) - 1) > 1e-6:
-            raise ValueError("shares must be ≥ 0 and sum to one")
-        return (share,)
-    mean, covariance = numbers("mean", total), numbers("covariance", total, total)
-    if float(mean.max()) > 0 or float(covariance.diagonal().min()) < 0:
-        raise ValueError("mean log-likelihoods must be ≤ 0 and their variances ≥ 0")
-    if float(mean.min()) < local.FLOOR or float(covariance.abs().max()) > local.FLOOR**2:
-        raise ValueError(f"mean log-likelihoods must be ≥ {local.FLOOR:g}, and covariances no larger than that allows")
-    return mean, covariance

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from flwr.app import Array, RecordDict
 from torch import Tensor
 
 DESCRIBE, SCORE, FIT, EVALUATE = "query.describe", "query.score", "train.fit", "evaluate"
+MOST_LETTERS = 40  # of a client's name
 FLOAT, DOUBLE, INT = np.dtype("<f4"), np.dtype("<f8"), np.dtype("<i8")
 
 
@@ -46,8 +47,19 @@ def finite(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def arrays_of(content: RecordDict, name: str) -> Mapping[str, Array]:
-    return content.array_records.get(name) or {}
+def only(content: Mapping[str, Any], allowed: Collection[str]) -> None:
+    """Nothing happens if all that came is among what was asked for: the rest would be read and kept for nothing."""
+    for name in content:
+        if name not in allowed:
+            raise ValueError(f"{one_line(name)[:40]!r} was not asked for")
+
+
+def arrays_of(content: RecordDict, name: str, allowed: Collection[str] | None = None) -> Mapping[str, Array]:
+    """The arrays of that record, none if it is missing; refuses others than those allowed."""
+    record: Mapping[str, Array] = content.array_records.get(name) or {}
+    if allowed is not None:
+        only(record, allowed)
+    return record
 
 
 def settings_of(content: RecordDict, name: str) -> Mapping[str, Any]:
@@ -60,14 +72,14 @@ def settings_of(content: RecordDict, name: str) -> Mapping[str, Any]:
 def whole_number(settings: Mapping[str, Any], key: str, least: int, most: int) -> int:
     value = settings.get(key)
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{key} must be a whole number from {least} to {most}, got {str(value)[:40]}")
+        raise ValueError(f"{key} must be a whole number from {least} to {most}, got {one_line(value)[:40]}")
     return value
 
 
-def share_of(settings: Mapping[str, Any], key: str) -> float:
+def number_of(settings: Mapping[str, Any], key: str, least: float, below: float) -> float:
     value = settings.get(key)
-    if type(value) is not float or not 0 <= value < 1:
-        raise ValueError(f"{key} must be a number in [0, 1), got {str(value)[:40]}")
+    if type(value) is not float or not least <= value < below:
+        raise ValueError(f"{key} must be a number in [{least:g}, {below:g}), got {one_line(value)[:40]}")
     return value
 
 
@@ -76,6 +88,14 @@ def list_of(settings: Mapping[str, Any], key: str, kind: type, length: int | Non
     if not isinstance(values, list) or any(type(v) is not kind for v in values) or length not in (None, len(values)):
         raise ValueError(f"{key} must be a list of {kind.__name__}" + ("" if length is None else f", {length} long"))
     return values
+
+
+def name_in(settings: Mapping[str, Any]) -> str:
+    """What a client calls itself, in one short line that shows as it is; nothing if it does not say."""
+    value = settings.get("name", "")
+    if not isinstance(value, str):
+        raise ValueError(f"name must be a text, got {one_line(value)[:40]}")
+    return one_line("".join(c if c.isprintable() else " " for c in value[:1000]))[:MOST_LETTERS]
 
 
 def one_line(text: object) -> str:
