@@ -18,6 +18,7 @@ from bcfl.client.trainer import Evaluation
 from bcfl.data.datasets import full_name
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
+from bcfl.data.scales import remark_on_scales, scales_itself
 from bcfl.engines.heap import physical_memory
 from bcfl.engines.simulator import Simulator
 from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
@@ -80,6 +81,8 @@ def start(
     """
     find_device(device)
     problem = prepare(config, clients, factory)
+    if remark := _on_scales(config, problem):
+        logger.warning(remark)
     with _engine(config, problem, num_workers, device) as engine:
         if out is None:
             return _rounds(config, problem, engine, None, None, observers)
@@ -261,6 +264,7 @@ def _rounds(
         clients = engine.begin(0)
         try:
             state, info = method.init(clients), None
+            _refuse_other(config, "init", state, Hypotheses)
         except Exception:  # it does not suit the model, say, or the memory
             if folder and not folder.has("rounds.jsonl"):  # the run has never begun
                 folder.clear()
@@ -281,7 +285,9 @@ def _rounds(
     for index in range(first, experiment.rounds + 1):
         began, before = time.perf_counter(), state.assignment[0]
         clients = engine.begin(index)
-        state, info = method.round(state, clients)
+        made = method.round(state, clients)
+        _refuse_other(config, "round", made, Hypotheses, RoundInfo)
+        state, info = made
         placed.append(state.assignment[0])
         record: dict[str, Any] = {"round": index, "work": clients.work.as_dict()}
         record |= _association_record(state, before, problem.data.group_in(index))
@@ -300,6 +306,7 @@ def _rounds(
                 folder.save_checkpoint(Checkpoint(index, state, engine.momentum, *model_is))
         for observer in observers:
             observer.round_done(record, seconds)
+    _refuse_if_nothing_learned(history, folder)
     groups = [problem.data.group_in(index) for index in range(1, experiment.rounds + 1)]
     drift = _drift(config, placed, groups)
     path = folder.path if folder else None
@@ -307,6 +314,15 @@ def _rounds(
     if folder and not folder.complete:
         folder.write("result.json", result.summary())
     return result
+
+
+def _refuse_other(config: Config, function: str, made: Any, *kinds: type) -> None:
+    """Nothing happens if a method's function has made what the loop goes on with."""
+    found = made if isinstance(made, tuple) else (made,)
+    if len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
+        wanted, got = (", ".join(kind.__name__ for kind in names) for names in (kinds, map(type, found)))
+        raise ValueError(f"method {config.method['name']!r}: {function} must return {wanted} (see bcfl.federation), but "
+                         f"returned {got or 'an empty tuple'}")  # fmt: skip
 
 
 def _tell_memory(models: Gaussian) -> None:
@@ -317,15 +333,42 @@ def _tell_memory(models: Gaussian) -> None:
                        f"{there / 1e9:.1f}: take a smaller model, or fewer clusters or hypotheses")  # fmt: skip
 
 
-def _tell_rejected(history: Sequence[Mapping[str, Any]], record: Mapping[str, Any], fusion: str | None) -> None:
-    """In the first round in which trainings went off, their user is told; the run goes on, as others may in a sweep."""
+def _on_scales(config: Config, problem: Problem[S]) -> str | None:
+    """What is to be done about inputs that a model cannot learn from as they are; None of those of remote clients."""
+    inputs = getattr(problem.data, "x_train", None)
+    if inputs is None or scales_itself(build(problem.factory, config.experiment.seed, "probe")):
+        return None
+    return remark_on_scales(inputs)
+
+
+def _learned(record: Mapping[str, Any]) -> bool:
     work = record["work"]
-    if work["rejected"] and not any(past["work"]["rejected"] for past in history):
-        remedy = "a smaller training.learning_rate"
+    return bool(work["trainings"] > work["rejected"])
+
+
+def _refuse_if_nothing_learned(history: Sequence[Mapping[str, Any]], folder: RunFolder | None) -> None:
+    """Nothing happens if any training of the run has brought anything: figures of first models would look like it."""
+    if not any(map(_learned, history)):
+        kept = f"; what was tried is in {folder.path}" if folder else ""
+        trainings = sum(record["work"]["trainings"] for record in history)
+        raise ValueError(f"nothing was ever learned: none of {trainings} trainings in {history[-1]['round']} rounds "
+                         f"stayed finite{kept}")  # fmt: skip
+
+
+def _tell_rejected(history: Sequence[Mapping[str, Any]], record: Mapping[str, Any], fusion: str | None) -> None:
+    """The first round in which trainings went off is told, with what to try; one that taught nothing, every time."""
+    work, said = record["work"], []
+    if record["round"] and not _learned(record):
+        said.append("nothing was learned")
+    if work["rejected"] and (said or not any(past["work"]["rejected"] for past in history)):
+        said.append(f"{work['rejected']} of {work['trainings']} trainings did not stay finite and are left out")
+    if said and not any(past["work"]["rejected"] for past in history):
+        remedy = "inputs of another scale, or a smaller training.learning_rate"
         if fusion == "product":  # of a cluster of n it multiplies the precision by n(1 − forgetting) each round
             remedy += ", or method.forgetting near 1: with method.fusion product precisions may grow without end"
-        logger.warning(f"round {record['round']}: {work['rejected']} of {work['trainings']} trainings did not stay "
-                       f"finite and are left out: try {remedy}")  # fmt: skip
+        said.append(f"try {remedy}")
+    if said:
+        logger.warning(f"round {record['round']}: {': '.join(said)}")
 
 
 def _association_record(state: Hypotheses, before: Tensor, group: Tensor | None) -> dict[str, Any]:
