@@ -321,7 +321,7 @@ def _refuse_other(config: Config, function: str, made: Any, *kinds: type) -> Non
     found = made if isinstance(made, tuple) else (made,)
     if len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
         wanted, got = (", ".join(kind.__name__ for kind in names) for names in (kinds, map(type, found)))
-        raise ValueError(f"method {config.method['name']!r}: {function} must return {wanted} (see bcfl.federation), but "
+        raise ValueError(f"method {config.method['name']!r}: {function} must return {wanted} (bcfl.federation), but "
                          f"returned {got or 'an empty tuple'}")  # fmt: skip
 
 
