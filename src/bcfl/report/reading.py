@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,25 +16,17 @@ from bcfl.association.hypotheses import align, entropy, marginals
 from bcfl.data.manifest import groups_in
 from bcfl.methods import make_method
 from bcfl.predict.metrics import follow_drift
-from bcfl.report.checks import (
-    ASSOCIATION,
+from bcfl.runs.records import (
     EVENTS,
     LOOSE,
-    MOST,
     SECTIONS,
     SETTINGS,
-    START,
-    TIMING,
-    Kind,
-    association_kinds,
     check,
-    content_of,
-    event_kinds,
-    manifest_kinds,
-    parsed,
-    round_kinds,
-    shown,
-    whole,
+    read_associations,
+    read_manifest,
+    read_object,
+    read_rounds,
+    read_timings,
 )
 from bcfl.runs.settings import parse_config
 from bcfl.runs.sweep import differences, draw_of, rows_in_order, text_of, title_of
@@ -191,15 +183,14 @@ def read_run(path: Path) -> Run:
     if not (path / "config.json").is_file() or not (path / "manifest.json").is_file():
         raise ValueError(f"{path} is not a run folder (it has no config.json and manifest.json)")
     config = _read_settings(path / "config.json")
-    manifest = _read_object(path / "manifest.json", manifest_kinds)
-    clients = manifest["num_clients"]
-    records = _lines(path / "rounds.jsonl", lambda index: round_kinds(clients) if index else START, first=0)
-    timings = _lines(path / "timings.jsonl", lambda _: TIMING)
-    stories = _read_stories(path / "associations.jsonl", clients, config["method"].get("num_clusters") or 1)
+    manifest = read_manifest(path)
+    clients, asked = manifest["num_clients"], config["method"].get("num_clusters") or 1
+    records, timings = read_rounds(path, clients), read_timings(path)
+    stories = [_stories(line) for line in read_associations(path, clients, asked)]
     count = min(max(len(records) - 1, 0), len(stories), len(timings))
     complete = (path / "result.json").is_file()
     if complete and count < config["experiment"]["rounds"]:
-        _read_object(path / "result.json")
+        read_object(path / "result.json")
         raise ValueError(f"{path} is damaged: its run is complete after {config['experiment']['rounds']} rounds, but "
                          f"its logs hold {count}")  # fmt: skip
     environment = path / "environment.json"
@@ -207,7 +198,7 @@ def read_run(path: Path) -> Run:
         path=path,
         config=config,
         manifest=manifest,
-        environment=_read_object(environment) if environment.is_file() else {},
+        environment=read_object(environment) if environment.is_file() else {},
         start_work=records[0]["work"] if records else {},
         rounds=[_measured(record) for record in records[1 : count + 1]],
         stories=stories[:count],
@@ -244,7 +235,7 @@ def read_runs(paths: Iterable[Path], tell: Callable[[str], None] | None = None) 
 
 def _read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """The settings as the run has written them; a foreign file is named here rather than met later."""
-    config = _read_object(path, lambda _: SECTIONS)
+    config = read_object(path, lambda _: SECTIONS)
     for section, kinds in SETTINGS.items():
         check(config[section], kinds, f"{path}, {section}")
     try:
@@ -269,37 +260,9 @@ def understood(config: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {section: values for section, values in config.items() if section not in left_out}
 
 
-def _read_object(path: Path, kinds: Callable[[Any], Mapping[str, Kind]] = lambda _: {}) -> dict[str, Any]:
-    found = parsed(content_of(path), str(path))
-    return check(found, kinds(found), str(path))
-
-
-def _lines(path: Path, kinds: Callable[[int], Mapping[str, Kind]], first: int = 1) -> list[dict[str, Any]]:
-    """The lines of a log, one a round from round `first` on, each with what it must hold."""
-    if not path.is_file():
-        return []
-    found = []
-    whole_lines = content_of(path).split(b"\n")[:-1]  # what follows the last line end is half a line
-    for number, line in enumerate(whole_lines, 1):
-        where, index = f"{path}, line {number}", number - 1 + first
-        found.append(check(parsed(line, where), {**kinds(index), "round": whole(index, index)}, where))
-    return found
-
-
-def _read_stories(path: Path, clients: int, asked_clusters: int) -> list[Stories]:
-    found: list[Stories] = []
-    for number, line in enumerate(_lines(path, lambda _: ASSOCIATION), 1):
-        where, weight = f"{path}, line {number}", np.exp(np.array(line["log_weight"], dtype=float))
-        if not len(weight) or not abs(weight.sum() - 1) < 1e-3:
-            raise ValueError(f"{where}: log_weight must be logarithms of weights that add up to 1, got "
-                             f"{shown(line['log_weight'])}")  # fmt: skip
-        count, parents = len(weight), len(found[-1].weight) if found else MOST
-        check(line, association_kinds(clients, max(clients, asked_clusters), count, parents), where)
-        events = [event for event in line.get("events") or () if event.get("kind") in EVENTS]
-        for event in events:
-            check(event, event_kinds(count), f"{where}, events")
-        found.append(Stories(np.array(line["parent"]), weight, np.array(line["assignment"]), tuple(events)))
-    return found
+def _stories(line: dict[str, Any]) -> Stories:
+    events = tuple(event for event in line.get("events") or () if event.get("kind") in EVENTS)
+    return Stories(np.array(line["parent"]), np.exp(line["log_weight"]), np.array(line["assignment"]), events)
 
 
 def _measured(record: dict[str, Any]) -> dict[str, Any]:

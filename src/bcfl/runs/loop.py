@@ -27,6 +27,7 @@ from bcfl.predict.metrics import agreement, follow_drift, summarise
 from bcfl.predict.predictors import mixtures
 from bcfl.runs.environment import environment
 from bcfl.runs.problem import Problem, S, Split, model_factory, prepare, split_seed
+from bcfl.runs.records import read_associations, read_manifest, read_rounds
 from bcfl.runs.result import Result
 from bcfl.runs.settings import FROM_PYTHON, Config, parse_config
 from bcfl.runs.stopping import resumable
@@ -278,7 +279,8 @@ def _rounds(
     else:
         assert folder is not None
         state, engine.momentum, first = checkpoint.state, checkpoint.momentum, checkpoint.round + 1
-        history, info, placed = folder.lines("rounds.jsonl"), _last_info(folder), _placed(folder)
+        history, told = _kept_rounds(config, folder)
+        info, placed = _last_info(told), _placed(told)
     _tell_memory(state.models)
     for observer in observers if first <= experiment.rounds else ():
         observer.started(config, problem.data, first)
@@ -394,8 +396,13 @@ def _info_record(index: int, info: RoundInfo) -> dict[str, Any]:
     return record if info.events is None else {**record, "events": list(info.events)}
 
 
-def _last_info(folder: RunFolder) -> RoundInfo | None:
-    lines = folder.lines("associations.jsonl")
+def _kept_rounds(config: Config, folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The metrics and the hypotheses of every round so far."""
+    clients, asked = read_manifest(folder.path)["num_clients"], config.method.get("num_clusters") or 1
+    return read_rounds(folder.path, clients), read_associations(folder.path, clients, asked)
+
+
+def _last_info(lines: Sequence[Mapping[str, Any]]) -> RoundInfo | None:
     if not lines:
         return None
     last = lines[-1]
@@ -407,9 +414,9 @@ def _last_info(folder: RunFolder) -> RoundInfo | None:
     )
 
 
-def _placed(folder: RunFolder) -> list[Tensor]:
+def _placed(lines: Sequence[Mapping[str, Any]]) -> list[Tensor]:
     """Where the best hypothesis had every client, round by round."""
-    return [torch.tensor(line["assignment"][0]) for line in folder.lines("associations.jsonl")]
+    return [torch.tensor(line["assignment"][0]) for line in lines]
 
 
 def _drift(config: Config, placed: Sequence[Tensor], groups: Sequence[Tensor | None]) -> dict[str, Any] | None:
@@ -440,17 +447,17 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
     factory = factory or model_factory(config)
     probe = FlatModel(build(factory, config.experiment.seed, "probe"))
     _refuse_other_model(checkpoint, layout_of(probe, config.training), folder.path)
-    kept = folder.read("manifest.json")
+    kept, (history, told) = read_manifest(folder.path), _kept_rounds(config, folder)
     groups = [groups_in(kept, index) for index in range(1, config.experiment.rounds + 1)]
     return Result(
         config,
         checkpoint.state,
-        _last_info(folder),
-        folder.lines("rounds.jsonl"),
+        _last_info(told),
+        history,
         factory,
         groups[-1],
         folder.path,
-        _drift(config, _placed(folder), groups),
+        _drift(config, _placed(told), groups),
     )
 
 

@@ -130,7 +130,7 @@ class RunFolder:
     def read(self, name: str) -> Any:
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # no file, no JSON, or nested beyond all bounds
             raise ValueError(f"{self.path / name} cannot be read: {error}") from None
 
     def has(self, name: str) -> bool:
@@ -157,7 +157,7 @@ class RunFolder:
         for number, line in enumerate(content.splitlines(), 1):
             try:
                 records.append(json.loads(line))
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise ValueError(
                     f"{self.path / name} is damaged at line {number}: mend it, or delete {self.path} to run it again"
                 ) from None

@@ -1,6 +1,7 @@
-"""What the files of a run folder may hold: whatever is read from one is of these kinds, or named in one line."""
+"""What the files of a run folder may hold: what is read from one is of these kinds, or is named in one line."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,14 +148,62 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
-def parsed(content: bytes, where: str) -> Any:
+def read_object(path: Path, kinds: Callable[[Any], Mapping[str, Kind]] = lambda _: {}) -> dict[str, Any]:
+    found = _parsed(_content(path), str(path))
+    return check(found, kinds(found), str(path))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    return read_object(folder / "manifest.json", manifest_kinds)
+
+
+def read_timings(folder: Path) -> list[dict[str, Any]]:
+    return _lines(folder / "timings.jsonl", lambda _: TIMING)
+
+
+def read_rounds(folder: Path, clients: int) -> list[dict[str, Any]]:
+    """The metrics of every round, round 0 first."""
+    return _lines(folder / "rounds.jsonl", lambda index: round_kinds(clients) if index else START, first=0)
+
+
+def read_associations(folder: Path, clients: int, asked_clusters: int) -> list[dict[str, Any]]:
+    """The hypotheses of every round, round 1 first."""
+    path, parents, found = folder / "associations.jsonl", MOST, []
+    for number, line in enumerate(_lines(path, lambda _: ASSOCIATION), 1):
+        where, weights = f"{path}, line {number}", line["log_weight"]
+        if max(weights, default=0) > 1 or not abs(sum(map(math.exp, weights)) - 1) < 1e-3:
+            raise ValueError(
+                f"{where}: log_weight must be logarithms of weights that add up to 1, got {shown(weights)}"
+            )
+        check(line, association_kinds(clients, max(clients, asked_clusters), len(weights), parents), where)
+        for event in line.get("events") or ():
+            if event.get("kind") in EVENTS:
+                check(event, event_kinds(len(weights)), f"{where}, events")
+        found.append(line)
+        parents = len(weights)
+    return found
+
+
+def _lines(path: Path, kinds: Callable[[int], Mapping[str, Kind]], first: int = 1) -> list[dict[str, Any]]:
+    """The lines of a log, one a round from round `first` on, each with what it must hold."""
+    if not path.is_file():
+        return []
+    found = []
+    whole_lines = _content(path).split(b"\n")[:-1]  # what follows the last line end is half a line
+    for number, line in enumerate(whole_lines, 1):
+        where, index = f"{path}, line {number}", number - 1 + first
+        found.append(check(_parsed(line, where), {**kinds(index), "round": whole(index, index)}, where))
+    return found
+
+
+def _parsed(content: bytes, where: str) -> Any:
     try:
         return json.loads(content.decode())
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested beyond all bounds
         raise ValueError(f"{where} cannot be read: {error}") from None
 
 
-def content_of(path: Path) -> bytes:
+def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
