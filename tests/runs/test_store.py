@@ -16,7 +16,7 @@ import bcfl
 from bcfl.belief.gaussian import Gaussian
 from bcfl.federation import Hypotheses
 from bcfl.runs import store
-from bcfl.runs.store import LOGS, Checkpoint, RunFolder, TakenError, new_folder, state_tensors
+from bcfl.runs.store import LOGS, MEASURED, Checkpoint, RunFolder, TakenError, new_folder, state_tensors
 
 CONFIG = {"method": {"name": "bcfl-g"}}
 
@@ -325,3 +325,31 @@ def test_the_same_run_with_its_data_elsewhere_is_taken_not_another(tmp_path: Pat
     RunFolder.create(tmp_path / "run", here)
     with pytest.raises(TakenError, match="already holds this run, unfinished"):
         RunFolder.create(tmp_path / "run", there)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_changed_digit_in_what_was_measured_is_seen_and_nothing_is_lost(tmp_path: Path, name: str) -> None:
+    folder = a_run(tmp_path / "run")
+    folder.append(name, {"round": 4})  # of no checkpoint yet
+    folder.refuse_changed_logs()
+    path = folder.path / name
+    path.write_bytes(path.read_bytes().replace(b'"round":1', b'"round":7'))
+    before = {item: item.read_bytes() for item in files_in(folder.path)}
+    for look in (folder.standing, folder.last_checkpoint, folder.refuse_changed_logs):
+        with pytest.raises(
+            ValueError, match=f"{name} is not what the run has written up to round 3: mend it, or delete"
+        ):
+            look()
+    assert {item: item.read_bytes() for item in files_in(folder.path)} == before
+
+
+def test_a_run_of_before_digests_of_logs_were_kept_is_read_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "MEASURED", ())
+        folder = a_run(tmp_path / "run")
+    path = folder.path / "rounds.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"round":1', b'"round":7'))
+    folder.refuse_changed_logs()
+    assert folder.last_checkpoint().round == 3

@@ -29,6 +29,7 @@ from bcfl.runs.records import (
     read_timings,
 )
 from bcfl.runs.settings import parse_config
+from bcfl.runs.store import RunFolder
 from bcfl.runs.sweep import differences, draw_of, rows_in_order, text_of, title_of
 
 Floats = NDArray[np.float64]
@@ -193,6 +194,7 @@ def read_run(path: Path) -> Run:
         read_object(path / "result.json")
         raise ValueError(f"{path} is damaged: its run is complete after {config['experiment']['rounds']} rounds, but "
                          f"its logs hold {count}")  # fmt: skip
+    RunFolder(path).refuse_changed_logs()
     environment = path / "environment.json"
     return Run(
         path=path,

@@ -27,7 +27,8 @@ from bcfl.belief.gaussian import Gaussian
 from bcfl.federation import Hypotheses
 from bcfl.files import write_atomically
 
-LOGS = ("rounds.jsonl", "associations.jsonl", "timings.jsonl")
+MEASURED = ("rounds.jsonl", "associations.jsonl")  # what a run has found: a checkpoint holds their digests
+LOGS = (*MEASURED, "timings.jsonl")
 KEPT_CHECKPOINTS = 2  # should the last one be damaged, the one before is there
 LEFTOVERS = {
     "lock",
@@ -170,7 +171,8 @@ class RunFolder:
         for client, kept in checkpoint.momentum.items():
             # A client may go on with the momentum that it kept last, so their order is part of the state.
             tensors |= {f"momentum.{client}.{i}.{belief}": kept[belief] for i, belief in enumerate(kept)}
-        meta = {"round": str(checkpoint.round), "sizes": json.dumps(sizes)}
+        logs = {name: self._digest_of_log(name, sizes[name]) for name in MEASURED}
+        meta = {"round": str(checkpoint.round), "sizes": json.dumps(sizes), "logs": json.dumps(logs)}
         meta |= {"shapes": json.dumps(checkpoint.shapes), "layers": json.dumps(checkpoint.layers)}
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         path.parent.mkdir(exist_ok=True)
@@ -189,6 +191,7 @@ class RunFolder:
                 continue
             for name, size in log_sizes.items():  # a line that cannot be read is in no older checkpoint's way alone
                 self.lines(name, size)
+            self._refuse_changed_logs(path)  # nor is one that says something else
             return Standing(checkpoint, log_sizes, damaged)
         return Standing(None, dict.fromkeys(LOGS, 0), damaged)
 
@@ -220,7 +223,30 @@ class RunFolder:
         paths = self._checkpoints()
         if not paths:
             raise ValueError(f"{self.path} holds no checkpoint")
-        return self._load(paths[-1])[0]
+        checkpoint, _ = self._load(paths[-1])
+        self._refuse_changed_logs(paths[-1])
+        return checkpoint
+
+    def refuse_changed_logs(self) -> None:
+        """Nothing happens if the logs are as the run has written them, as far as it has kept their digests."""
+        for path in self._checkpoints()[-1:]:
+            self._refuse_changed_logs(path)
+
+    def _refuse_changed_logs(self, path: Path) -> None:
+        try:
+            with safe_open(path, "pt") as file:
+                meta = file.metadata() or {}
+            sizes, digests, index = json.loads(meta["sizes"]), json.loads(meta.get("logs", "{}")), int(meta["round"])
+            changed = [name for name in MEASURED
+                       if name in digests and self._digest_of_log(name, int(sizes[name])) != digests[name]]  # fmt: skip
+        except (KeyError, OSError, SafetensorError, TypeError, ValueError):  # damaged, of which resuming it tells
+            return
+        if changed:
+            raise ValueError(f"{self.path / changed[0]} is not what the run has written up to round {index}: mend it, "
+                             f"or delete {self.path} to run it again")  # fmt: skip
+
+    def _digest_of_log(self, name: str, size: int) -> str:
+        return hashlib.blake2b((self.path / name).read_bytes()[:size], digest_size=16).hexdigest()
 
     def _load(self, path: Path) -> tuple[Checkpoint, dict[str, int]]:
         """A checkpoint and the log files' sizes at its time; a ValueError if it cannot be relied on.
