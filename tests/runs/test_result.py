@@ -65,6 +65,22 @@ def test_who_never_took_part_may_be_in_any_cluster_that_there_is() -> None:
     assert torch.equal(together, together.T)
 
 
+def test_a_result_is_shown_in_a_few_lines_that_are_true(tmp_path: Path) -> None:
+    clients = [(points(20) + j % 2, torch.arange(20) % 2) for j in range(6)]
+    shown = repr(bcfl.train(net, clients, method="bcfl-mh-3", rounds=2, num_clusters=2, out=tmp_path / "run"))
+    assert len(shown.splitlines()) <= 10
+    assert len(shown) < 1000
+    for part in (
+        "bcfl-mh-3 on own clients, seed 0, 2 rounds",
+        "clients: 6",
+        "not tested",
+        f"kept in {tmp_path / 'run'}",
+    ):
+        assert part in shown
+    assert "digits" not in shown  # which a run of own clients has never seen
+    assert "digits" in repr(made(net, [[0]], [[0]]))
+
+
 # ---- predictions ----------------------------------------------------------------------------------------------------
 
 

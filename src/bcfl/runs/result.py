@@ -12,6 +12,7 @@ from bcfl.association.hypotheses import align, co_association, entropy, marginal
 from bcfl.belief.evidence import Temperature
 from bcfl.belief.gaussian import flat
 from bcfl.client.trainer import take_statistics
+from bcfl.data.datasets import full_name
 from bcfl.federation import Hypotheses, Mixture, RoundInfo
 from bcfl.model.flat import ModelFactory
 from bcfl.predict.mixtures import ClusterPrior
@@ -26,6 +27,9 @@ from bcfl.predict.predictors import (
 )
 from bcfl.runs.settings import Config
 
+SHOWN = 12  # clusters whose sizes a result's short form tells
+SURE = 0.99  # a probability from which it counts a client as placed
+MEASURED = ("accuracy", "macro_f1", "nll", "ari")  # what it tells of the end
 MIXTURE = ("accuracy", "nll", "ece", "brier")  # what is compared between a mixture and a single model
 
 
@@ -41,6 +45,26 @@ class Result:
     group: Tensor | None  # (client,) true groups at the end, where known
     path: Path | None  # the run folder, if there is one
     drift: dict[str, Any] | None = None  # how changes of the true groups were followed: see metrics.follow_drift
+
+    def __repr__(self) -> str:
+        """What happened, in a few lines: who is where, how sure, how good, at what cost."""
+        summary, data = self.summary(), self.config.data
+        on = f"{full_name(data.name, data.domains)} {data.partition}" if data.factory is None else "own clients"
+        sizes = torch.bincount(self.assignment[self.assignment >= 0]).tolist()
+        members = ", ".join(map(str, sizes[:SHOWN])) + f", … {len(sizes) - SHOWN} more" * (len(sizes) > SHOWN)
+        sure = int((self.probability.max(1).values >= SURE).sum())
+        measured = [f"{key} {value:.3f}" for key in MEASURED if (value := summary.get(key)) is not None]
+        work = summary["work"]
+        lines = [
+            f"{summary['method']} on {on}, seed {summary['seed']}, {summary['rounds']} rounds",
+            f"clients: {len(self.assignment)}; in clusters of {members or 'nobody'}",
+            f"hypotheses: {self.num_hypotheses}; clients placed with probability {SURE} or more: {sure}",
+            f"at the end: {', '.join(measured) or 'not tested, as no client has test data'}",
+            f"work: {work.get('trainings', 0):,} trainings, {work.get('local_steps', 0):,} steps",
+            *([f"left out: {work['rejected']} trainings that did not stay finite"] if work.get("rejected") else []),
+            f"kept in {self.path}" if self.path else "not kept: `out` names a folder to keep a run in",
+        ]
+        return "\n  ".join(lines)
 
     @property
     def assignment(self) -> Tensor:
@@ -127,7 +151,7 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """The numbers that people compare, ready for JSON."""
-        last = self.history[-1]
+        last: dict[str, Any] = self.history[-1] if self.history else {"round": 0}
         totals: dict[str, int] = {}
         for record in self.history:
             for key, value in record["work"].items():
