@@ -64,16 +64,17 @@ def _peak_bytes_here(prepare: Callable[[], Callable[[], Any]], tell: Callable[[A
     # What `prepare` freed must not be used again unseen. give_back_memory would set the allocator up where nobody did.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to the present size
-    before = _status_bytes("VmRSS")
+    before = status_bytes("VmRSS")
     result = operation()
-    peak = _status_bytes("VmHWM")
+    peak = status_bytes("VmHWM")
     return peak - before, tell(result)
 
 
-def _status_bytes(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+def status_bytes(field: str, process: int | str = "self") -> int:
+    """What the system counts of a process's memory."""
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
     if found is None:
-        raise RuntimeError(f"/proc/self/status has no {field}: memory can be measured on Linux only")
+        raise RuntimeError(f"/proc/{process}/status has no {field}: memory can be measured on Linux only")
     return int(found[1]) * 1024
 
 

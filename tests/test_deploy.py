@@ -1,9 +1,7 @@
 """`bcfl deploy`: the folder it writes, the gate, and real processes that fail, come back and are refused."""
 
-import asyncio
 import contextlib
 import ctypes
-import gzip
 import os
 import re
 import shutil
@@ -24,12 +22,9 @@ import torch
 
 pytest.importorskip("flwr")
 
-import httpx
-
 from bcfl.cli import main
 from bcfl.deploy.app import read_run_config
 from bcfl.deploy.folder import LOCKED_DOWN, Site, gate_command, init, link_command, node_command, run_config
-from bcfl.deploy.gate import MAX_BYTES, Gate
 from bcfl.deploy.processes import Federation, follow, free_ports, run_local
 from bcfl.deploy.terms import read_settings
 from bcfl.engines.flower import Terms
@@ -332,103 +327,6 @@ def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
         read_settings(None, ["deploy.min_share=2.0"], 3)
     with pytest.raises(ValueError, match=r"did you mean deploy\.deadline"):
         read_settings(None, ["deploy.deadlin=2.0"], 3)
-
-
-# ---- the gate -------------------------------------------------------------------------------------------------------
-
-
-def through_gate(
-    link: Callable[[httpx.Request], httpx.Response], path: str, method: str = "POST", body: bytes = b"hello"
-) -> tuple[int, bytes, dict[bytes, bytes]]:
-    """Status, body and headers of what the gate answers that has this SuperLink behind it."""
-
-    async def go() -> tuple[int, bytes, dict[bytes, bytes]]:
-        client = httpx.AsyncClient(base_url="https://127.0.0.1:1", transport=httpx.MockTransport(link))
-        sent: list[Any] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(part: Any) -> None:
-            sent.append(part)
-
-        scope = {"type": "http", "method": method, "path": path, "headers": [(b"flwr-signature", b"kept")]}
-        await Gate(client)(scope, receive, send)
-        await client.aclose()
-        return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
-
-    return asyncio.run(go())
-
-
-def ask_gate(path: str, method: str = "POST", body: bytes = b"hello", up: bool = True) -> tuple[int, bytes, list[str]]:
-    """Status, body and what the SuperLink behind the gate was asked."""
-    seen: list[str] = []
-
-    def link(request: httpx.Request) -> httpx.Response:
-        if not up:
-            raise httpx.ConnectError("down")
-        seen.append(request.url.path)
-        assert request.headers["flwr-signature"] == "kept"
-        return httpx.Response(200, content=b"answer to " + request.content)
-
-    status, answer, _ = through_gate(link, path, method, body)
-    return status, answer, seen
-
-
-def test_the_gate_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bcfl.deploy.gate.TIMEOUT", 0.05)
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(0.01)
-        return {"type": "http.request", "body": b".", "more_body": True}
-
-    async def send(part: Any) -> None:
-        sent.append(part)
-
-    async def go() -> None:
-        async with httpx.AsyncClient() as client:
-            await Gate(client)({"type": "http", "method": "POST", "path": "/v1/fleet/x", "headers": []}, receive, send)
-
-    asyncio.run(go())
-    assert sent[0]["status"] == 408
-
-
-def test_the_gate_lets_nodes_through() -> None:
-    assert ask_gate("/v1/fleet/pull-messages") == (200, b"answer to hello", ["/v1/fleet/pull-messages"])
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/control/start-run",
-        "/v1/runtime/push-messages",
-        "/health",
-        "/v1/fleet/../control/start-run",
-        "/v1/fleet/%2e%2e/control/start-run",
-        "/v1/fleet//v1/control/start-run",
-        "/v1/fleet/pull-messages/",
-        "/v1/fleet/pull-messages\n",
-    ],
-)
-def test_the_gate_lets_nothing_else_through(path: str) -> None:
-    assert ask_gate(path) == (404, b"", [])
-
-
-def test_the_gate_bounds_what_it_takes_and_survives_a_superlink_that_is_down() -> None:
-    assert ask_gate("/v1/fleet/push-object", body=bytes(MAX_BYTES + 1)) == (413, b"", [])
-    assert ask_gate("/v1/fleet/push-object", method="GET") == (404, b"", [])
-    assert ask_gate("/v1/fleet/push-object", up=False) == (502, b"", [])
-
-
-def test_the_gate_does_not_call_encoded_what_it_has_decoded() -> None:
-    def link(_: httpx.Request) -> httpx.Response:
-        headers = {"content-encoding": "gzip", "content-type": "application/protobuf", "connection": "keep-alive"}
-        return httpx.Response(200, headers=headers, content=gzip.compress(b"answer"))
-
-    status, body, headers = through_gate(link, "/v1/fleet/pull-messages")
-    assert (status, body) == (200, b"answer")
-    assert headers == {b"content-type": b"application/protobuf", b"content-length": b"6"}
 
 
 # ---- real processes -------------------------------------------------------------------------------------------------
