@@ -64,6 +64,13 @@ def test_every_method_gives_the_simulators_bits_and_costs(name: str, tmp_path: P
     assert result.history == expected.history  # metrics, changes, agreement with the true groups, work
 
 
+@pytest.mark.parametrize(("name", "robust"), [("bcfl-g", "clip"), ("bcfl-mh-3", "median"), ("wecfl", "trimmed")])
+def test_robust_fusion_gives_the_simulators_bits(name: str, robust: str, tmp_path: Path) -> None:
+    config = config_of(name)
+    config = dataclasses.replace(config, method={**config.method, "robust": robust})
+    assert_same(federate(config, NUM_CLIENTS, tmp_path / "run"), start(config, None, num_workers=1))
+
+
 def test_clusters_that_begin_alike_are_refused_as_by_the_simulator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -514,6 +514,14 @@ def test_an_answer_is_usable_if_every_number_is_finite_and_within_bounds(value: 
             assert is_usable(Gaussian(torch.ones(100), mean)) == usable
 
 
+def test_no_running_variance_may_be_below_zero() -> None:
+    mean = torch.zeros(10)
+    mean[7] = -1e-6
+    answer = Gaussian(mean, torch.ones(10))
+    assert is_usable(answer, [slice(0, 7)])
+    assert not is_usable(answer, [slice(0, 2), slice(6, 10)])
+
+
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_the_caller_is_one_of_the_workers(num_workers: int) -> None:
     together = threading.Barrier(num_workers)  # nobody gets on until each worker has a task

@@ -71,8 +71,7 @@ def test_groups_are_what_a_plain_loop_over_hypotheses_would_train(data: st.DataO
         for b, c, users in zip(
             groups.job_belief.tolist(), groups.job_client.tolist(), groups.users_of_job, strict=True
         ):
-            for group in users:
-                folds.add(group, posterior(b, c))
+            folds.add(users, posterior(b, c))
         shared = folds.results()
         for h, (parent, row) in enumerate(zip(parents, rows, strict=True)):
             for cluster in range(num_clusters):
@@ -88,8 +87,8 @@ def test_groups_are_what_a_plain_loop_over_hypotheses_would_train(data: st.DataO
 def test_beliefs_of_a_stack_are_rows_of_one_tensor_and_do_not_touch_the_old_ones(dtype: torch.dtype) -> None:
     old = Gaussian(torch.zeros(2, 3, dtype=dtype), torch.ones(2, 3, dtype=dtype))
     folds = FusionStack(old, old, torch.tensor([0, 0, 1]), "product")
-    folds.add(0, Gaussian(torch.ones(3, dtype=dtype), torch.ones(3, dtype=dtype)))
-    folds.add(1, None)  # a client that did not come back
+    folds.add([0], Gaussian(torch.ones(3, dtype=dtype), torch.ones(3, dtype=dtype)))
+    folds.add([1], None)  # a client that did not come back
     new = folds.results()
     assert new.mean.dtype == dtype
     assert new.mean.tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]

@@ -262,9 +262,13 @@ class Later:
     group: int | None  # its true group from then on
 
 
-def is_usable(posterior: Gaussian) -> bool:
-    """Whether a client's answer can be fused: finite, and small enough that its products and their sums stay so."""
-    return all(_is_bounded(distinct(values)) for values in (posterior.mean, posterior.precision))
+def is_usable(posterior: Gaussian, variances: Sequence[slice] = ()) -> bool:
+    """Whether a client's answer can be fused: finite, and small enough that its products and their sums stay so.
+
+    And BatchNorm's running `variances` are none below 0: no network survives the square root of such a one.
+    """
+    bounded = all(_is_bounded(distinct(values)) for values in (posterior.mean, posterior.precision))
+    return bounded and all(float(posterior.mean[part].min()) >= 0 for part in variances)
 
 
 def _is_bounded(values: Tensor) -> bool:

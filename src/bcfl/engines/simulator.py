@@ -284,7 +284,7 @@ class SimulatedClients:
         self.work.trainings += 1
         self.work.local_steps += jobs.num_steps or self.local_steps
         self.work.parameters_up += self.layout.numbers_sent(jobs.curvature)
-        if not is_usable(posterior):
+        if not is_usable(posterior, self.layout.variances):
             self.work.rejected += 1
             return None
         if self.engine.training.momentum_state == "client":

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bcfl.belief.gaussian import flat
+from bcfl.belief.robust import Robust, all_bounded, middle, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods.kmeans import squared_distances
 from bcfl.methods.steps import draw_starts, mean_by_examples, single_story, unit
@@ -112,6 +113,7 @@ class FedSoft:
     selection: int = 10
     smoothing: float = 1e-4
     scoring_examples: int | None = 320
+    robust: Robust = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         centres = draw_starts(clients, self.num_clusters)
@@ -127,23 +129,29 @@ class FedSoft:
         share = share[present].clamp(min=self.smoothing)
         share = share / share.sum(1, keepdim=True)  # (present client, cluster)
         assignment[0, present] = share.argmax(1)
-        selections = self._select(share * clients.num_examples[present, None], clients)
+        num_examples = weight_of(clients.num_examples, self.robust)
+        selections = self._select(share * num_examples[present, None], clients)
         chosen = sorted(set().union(*selections))
         # Σₛ uᵢₛ ‖w − cₛ‖² is ‖w − Σₛ uᵢₛ cₛ‖² up to a constant, because the shares sum to one.
         means = share[chosen].to(centres.dtype) @ centres
         members = present[chosen]
         jobs = Jobs(torch.arange(len(chosen)), members, self.proximal * clients.num_examples[members], start=own)
-        arrived = []
-        for row, client, posterior in zip(chosen, members.tolist(), clients.fit(unit(means), jobs), strict=True):
-            if posterior is not None:
-                own[client] = posterior.mean
-                arrived.append(row)
+        answers = [*zip(chosen, clients.fit(unit(means), jobs), strict=True)]
+        arrived = [row for row, posterior in answers if posterior is not None]
+        posteriors = [posterior for _, posterior in answers if posterior is not None]
+        drawn_to = [means[chosen.index(row)] for row in arrived]
+        for row, posterior in zip(
+            arrived, all_bounded(posteriors, drawn_to, clients.num_parameters, self.robust), strict=True
+        ):
+            own[present[row]] = posterior.mean
         new_centres, statistics = centres.clone(), slice(clients.num_parameters, clients.num_evaluated)
         for cluster, selection in enumerate(selections):
             back = [int(present[row]) for row in selection if row in arrived]
-            if back:
+            if back and self.robust in ("median", "trimmed"):
+                new_centres[cluster] = middle(list(own[back]), self.robust)
+            elif back:
                 new_centres[cluster] = own[back].mean(0)
-                new_centres[cluster, statistics] = mean_by_examples(own[back, statistics], clients.num_examples[back])
+                new_centres[cluster, statistics] = mean_by_examples(own[back, statistics], num_examples[back])
         new = single_story(flat(new_centres), assignment, personal=own)
         return new, one_story(new)
 

@@ -1,11 +1,14 @@
 """One model for all, or one for each: FedAvg, Local, and BP-FedAvg in between."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from bcfl.belief.evidence import Temperature, temper_scores
 from bcfl.belief.gaussian import Gaussian, Merging, flat
+from bcfl.belief.robust import SUREST, Robust, all_bounded, middle_of, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods.steps import FusionStack, mean_by_examples, single_story
 
@@ -16,14 +19,17 @@ LEAST_LOG_WEIGHT = -1e9  # of a client whose likelihood is zero or no number: it
 class FedAvg:
     """One global model: the mean of the clients' models weighted by their numbers of examples."""
 
+    robust: Robust = "none"
+
     def init(self, clients: Clients) -> Hypotheses:
         return single_story(flat(clients.draw_model(0, 0)[None]), torch.zeros(len(clients.present), dtype=torch.int64))
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         present = clients.present.nonzero()[:, 0]
-        folds = FusionStack(state.models, state.models, torch.zeros(1, dtype=torch.int64), "product")
+        group = torch.zeros(1, dtype=torch.int64)
+        folds = FusionStack(state.models, state.models, group, "product", clients.num_parameters, self.robust)
         for posterior in clients.fit(flat(state.models.mean), Jobs(torch.zeros_like(present), present)):
-            folds.add(0, posterior)
+            folds.add([0], posterior)
         new = single_story(folds.results(), state.assignment)
         return new, one_story(new)
 
@@ -58,6 +64,7 @@ class BPFedAvg:
     forgetting: float = 0.5
     temperature: Temperature = "per_example"
     scoring_examples: int | None = 320
+    robust: Robust = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         start = clients.draw_model(0, 0)
@@ -66,27 +73,44 @@ class BPFedAvg:
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         assert state.personal is not None
-        scores = clients.score(state.models.mean, self.scoring_examples)
-        present = clients.present.nonzero()[:, 0]  # who answered
-        log_weight = temper_scores(scores, clients.num_examples, self.temperature)[present, 0]
-        weights = log_weight.nan_to_num(LEAST_LOG_WEIGHT).clamp(min=LEAST_LOG_WEIGHT).tolist()
-        strength = torch.full((len(present),), 1 - self.forgetting)
-        jobs = Jobs(torch.zeros_like(present), present, strength=strength, curvature=True)
-        merging, arrived, personal = Merging(state.models.mean[0]), [], state.personal.clone()
-        answers = clients.fit(state.models, jobs)
-        for client, weight, posterior in zip(present.tolist(), weights, answers, strict=True):
-            if posterior is not None:
-                merging.add(posterior, weight)
-                personal[client] = posterior.mean
-                arrived.append(client)
+        merging, personal = Merging(state.models.mean[0]), state.personal.clone()
+        arrived, posteriors = list[int](), list[Gaussian]()
+        for client, log_weight, posterior in self._adapted(state, clients):
+            personal[client] = posterior.mean
+            arrived.append(client)
+            if self.robust in ("median", "trimmed"):
+                posteriors.append(posterior)
+            else:
+                merging.add(posterior, log_weight)
         merged = state.models[0]
-        if arrived:
-            merged = merging.result()
-            merged.mean[clients.num_parameters :] = mean_by_examples(
-                personal[arrived, clients.num_parameters :], clients.num_examples[arrived]
-            )
+        if posteriors:
+            merged = middle_of(posteriors, self.robust)
+        elif arrived:
+            merged, statistics = merging.result(), slice(clients.num_parameters, None)
+            num_examples = weight_of(clients.num_examples, self.robust)[arrived]
+            merged.mean[statistics] = mean_by_examples(personal[arrived, statistics], num_examples)
         assignment = state.assignment.clone()
         assignment[0, arrived] = 0
         personal[assignment[0] < 0] = merged.mean
         new = single_story(Gaussian(merged.mean[None], merged.precision[None]), assignment, personal=personal)
         return new, one_story(new)
+
+    def _adapted(self, state: Hypotheses, clients: Clients) -> Iterator[tuple[int, float, Gaussian]]:
+        """Who has adapted, its log-weight and its posterior, as they arrive or, where `robust`, once all are known."""
+        scores = clients.score(state.models.mean, self.scoring_examples)
+        present = clients.present.nonzero()[:, 0]  # who answered
+        log_weight = temper_scores(scores, clients.num_examples, self.temperature)[present, 0]
+        log_weight = log_weight.nan_to_num(LEAST_LOG_WEIGHT).clamp(min=LEAST_LOG_WEIGHT)
+        if self.robust == "clip":
+            log_weight = log_weight.clamp(max=float(log_weight.median()) + math.log(SUREST))
+        strength = torch.full((len(present),), 1 - self.forgetting)
+        answers = clients.fit(state.models, Jobs(torch.zeros_like(present), present, strength, curvature=True))
+        told = zip(present.tolist(), log_weight.tolist(), answers, strict=True)
+        arriving = ((client, weight, posterior) for client, weight, posterior in told if posterior is not None)
+        if self.robust == "none":
+            yield from arriving
+        elif arrived := list(arriving):
+            who, weights, posteriors = zip(*arrived, strict=True)
+            starts = state.models.mean.expand(len(who), -1)
+            bounded = all_bounded(posteriors, starts, clients.num_parameters, self.robust)
+            yield from zip(who, weights, bounded, strict=True)

@@ -18,6 +18,7 @@ from bcfl.belief.evidence import (
     temper_scores,
 )
 from bcfl.belief.gaussian import FusionRule, Gaussian, merge, stack
+from bcfl.belief.robust import Robust, bounded_scores
 from bcfl.extensions.racing import TOLERANCE, race
 from bcfl.extensions.staying import Stay
 from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
@@ -73,12 +74,13 @@ class BCFL:
     racing: float = 0.0
     # The probability that a client stays in its cluster from one round to the next, or "learn" it. None: no memory.
     stay: Stay | None = None
+    robust: Robust = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         """K cluster models for each hypothesis: drawn independently, or one draw for all, or by warm-up."""
         starts = self.max_hypotheses if self.strategy == "multi" and self.initial == "different" else 1
         if self.warm_up_rounds:
-            starts, means = 1, warm_up(clients, self.num_clusters, self.warm_up_rounds)
+            starts, means = 1, warm_up(clients, self.num_clusters, self.warm_up_rounds, self.robust)
         else:
             means = draw_starts(clients, self.num_clusters, starts)
         precision = torch.zeros_like(means)
@@ -97,7 +99,7 @@ class BCFL:
             return self._greedy_round(state, clients)
         kept, memory = self._associate(_joined(state, clients.present), clients)
         groups = distinct_groups(state.model_of, kept, clients.present)
-        folds = train_groups(state, groups, clients, self.fusion, self.forgetting)
+        folds = train_groups(state, groups, clients, self.fusion, self.forgetting, self.robust)
         models, model_of, parent_of = distinct_results(groups, folds)
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
         if self.strategy == "consensus":  # all of one parent, so that they remember the same
@@ -110,12 +112,14 @@ class BCFL:
     def _greedy_round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         """One exchange: each client picks the belief that explains its data best and trains that one."""
         assignment = state.assignment.clone()
-        folds = belief_folds(state.models, torch.arange(len(state.models)), clients, self.fusion, self.forgetting)
-        weight = client_weights(clients, self.fusion)
+        folds = belief_folds(
+            state.models, torch.arange(len(state.models)), clients, self.fusion, self.forgetting, self.robust
+        )
+        weight = client_weights(clients, self.fusion, self.robust)
         error = self.racing / int(clients.present.sum())  # of each client
         for choice in clients.fit_best(state.models, 1 - self.forgetting, True, self.scoring_examples, error):
             assignment[0, choice.client] = choice.belief
-            folds.add(choice.belief, choice.posterior, weight[choice.client])
+            folds.add([choice.belief], choice.posterior, weight[choice.client])
         new = single_story(folds.results(), assignment)
         return new, one_story(new)
 
@@ -140,6 +144,7 @@ class BCFL:
         else:
             scores = clients.score(points.flatten(0, 1), self.scoring_examples)  # (client, point × belief)
         scores = temper_scores(scores, clients.num_examples, self.temperature)[present]
+        scores = bounded_scores(scores, self.robust)
         scores = scores.view(len(scores), -1, num_beliefs).transpose(1, 2)  # (client, belief, point)
         memory = None if self.stay is None else Memory(self.stay, self.scoring_examples, self.temperature)
         log_prior = _NO_PRIOR if memory is None else memory.log_prior(state, clients)  # of the clients' places

@@ -13,6 +13,7 @@ from bcfl.association.hypotheses import Branches, branch, normalise
 from bcfl.association.seating import canonical, log_partition_prior, log_seat
 from bcfl.belief.evidence import coarsen, sum_error
 from bcfl.belief.gaussian import FusionRule, Gaussian, flat
+from bcfl.belief.robust import Robust, bounded_scores
 from bcfl.federation import Clients, Hypotheses, RoundInfo, num_held_out
 from bcfl.methods.kmeans import k_means
 from bcfl.methods.steps import distinct_groups, train_groups
@@ -53,6 +54,7 @@ class AutoBCFL:
     fusion: FusionRule = "geometric"
     forgetting: float = 0.5
     scoring_examples: int | None = 320
+    robust: Robust = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         num_clients = len(clients.present)
@@ -75,7 +77,7 @@ class AutoBCFL:
         branches = Branches(torch.arange(len(told)), told.assignment, told.log_weight)
         groups = distinct_groups(told.model_of, branches, clients.present)
         pulls = Pulls(state, kept, clients)
-        folds = train_groups(state, groups, clients, self.fusion, self.forgetting, held_out, pulls.add)
+        folds = train_groups(state, groups, clients, self.fusion, self.forgetting, self.robust, held_out, pulls.add)
         num_beliefs = int(groups.model_of[: len(kept)].max()) + 1  # the halves of a trial come last
         complete = bool(folds.trained[num_beliefs:].all())  # half a trial is none
         rows, beliefs = (slice(None), slice(None)) if complete else (slice(len(kept)), slice(num_beliefs))
@@ -97,6 +99,7 @@ class AutoBCFL:
         held = num_held_out(clients.num_examples, held_out)
         num_scored = torch.where(held > 0, held, clients.num_examples)  # who holds out nothing is scored on all
         evidence = coarsen(scores, num_scored, self.effective_examples)[clients.present]  # (client, belief)
+        evidence = bounded_scores(evidence, self.robust)
         views = [_View(state, h, evidence, clients.present) for h in range(len(state.log_weight))]
         past, trials = ([v for v in views if (v.log_weight > -math.inf) == scored] for scored in (True, False))
         found = [view.story(view.own, self._carried(view) + self._posterior(view, view.own)) for view in past]

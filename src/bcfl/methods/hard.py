@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian, flat
+from bcfl.belief.robust import Robust, all_bounded, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
-from bcfl.methods.kmeans import k_means
+from bcfl.methods.kmeans import cluster_means, k_means
 from bcfl.methods.steps import FusionStack, draw_starts, single_story, unit
 from bcfl.randomness import stream_seed
 
@@ -22,6 +23,7 @@ class IFCA:
 
     num_clusters: int = 4
     scoring_examples: int | None = 320
+    robust: Robust = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         means = draw_starts(clients, self.num_clusters)
@@ -29,13 +31,14 @@ class IFCA:
 
     def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         assignment = state.assignment.clone()
-        folds = FusionStack(state.models, state.models, torch.arange(self.num_clusters), "product")
+        groups = torch.arange(self.num_clusters)
+        folds = FusionStack(state.models, state.models, groups, "product", clients.num_parameters, self.robust)
         for choice in clients.fit_best(flat(state.models.mean), 0.0, False, self.scoring_examples):
             assignment[0, choice.client] = choice.belief
             if choice.posterior is not None:
                 precision = choice.posterior.precision.clone()  # the number of examples, everywhere
                 precision[: clients.num_parameters] = 1
-                folds.add(choice.belief, Gaussian(choice.posterior.mean, precision))
+                folds.add([choice.belief], Gaussian(choice.posterior.mean, precision))
         new = single_story(folds.results(), assignment)
         return new, one_story(new)
 
@@ -52,6 +55,7 @@ class KMeansClustering:
     weighted: bool = False
     space: Literal["last_layer", "all"] = "last_layer"
     proximal: float = 0.0
+    robust: Robust = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         means = clients.draw_model(0, 0).repeat(self.num_clusters, 1)
@@ -66,18 +70,21 @@ class KMeansClustering:
         answers = zip(present.tolist(), clients.fit(unit(means), jobs), strict=True)
         trained = [(client, posterior) for client, posterior in answers if posterior is not None]
         if trained:
-            members, vectors = [client for client, _ in trained], torch.stack([p.mean for _, p in trained])
-            weight = clients.num_examples[members] if self.weighted else torch.ones(len(members), dtype=torch.float64)
+            members, posteriors = [client for client, _ in trained], [posterior for _, posterior in trained]
+            posteriors = all_bounded(posteriors, means[model_of_client[members]], clients.num_parameters, self.robust)
+            vectors = torch.stack([posterior.mean for posterior in posteriors])
+            num_examples = weight_of(clients.num_examples, self.robust)[members]
+            weight = num_examples if self.weighted else torch.ones_like(num_examples)
             centres = None if first else self._feature(state.models.mean, clients)
             seed = stream_seed(clients.seed, "k-means", clients.round)
             away = assignment[0].index_fill(0, torch.tensor(members), -1)  # who is not here keeps a cluster's model
             held = (away[:, None] == torch.arange(self.num_clusters)).any(0)
             labels = k_means(self._feature(vectors, clients), weight, self.num_clusters, seed, centres, held)
             assignment[0, members] = labels
-            means = _cluster_means(vectors, weight, labels, state.models.mean)
+            means = cluster_means(vectors, weight, labels, state.models.mean, self.robust)
             statistics = slice(clients.num_parameters, clients.num_evaluated)  # BatchNorm's are averaged by examples
-            means[:, statistics] = _cluster_means(
-                vectors[:, statistics], clients.num_examples[members], labels, state.models.mean[:, statistics]
+            means[:, statistics] = cluster_means(
+                vectors[:, statistics], num_examples, labels, state.models.mean[:, statistics], self.robust
             )
         new = single_story(flat(means), assignment)
         return new, one_story(new)
@@ -85,12 +92,3 @@ class KMeansClustering:
     def _feature(self, vectors: Tensor, clients: Clients) -> Tensor:
         end = clients.num_parameters
         return vectors[:, end - clients.num_last_layer if self.space == "last_layer" else 0 : end]
-
-
-def _cluster_means(vectors: Tensor, weight: Tensor, labels: Tensor, old: Tensor) -> Tensor:
-    """Each cluster's weighted mean; an empty cluster keeps what it has."""  # (cluster, vector)
-    means = old.clone()
-    for cluster in labels.unique().tolist():
-        share = torch.where(labels == cluster, weight, 0.0)
-        means[cluster] = (share / share.sum()).to(vectors.dtype) @ vectors
-    return means

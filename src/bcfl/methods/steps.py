@@ -1,6 +1,6 @@
 """From local posteriors to new beliefs: which trainings a set of hypotheses needs, and their fusion as they arrive."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bcfl.association.hypotheses import Branches
 from bcfl.belief.gaussian import Fusion, FusionRule, Gaussian
+from bcfl.belief.robust import CLIP_AFTER, Robust, Usual, middle_of, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, prior_of
 
 
@@ -51,28 +52,69 @@ def distinct_groups(model_of: Tensor, branches: Branches, present: Tensor) -> Gr
 
 
 class FusionStack:
-    """One fusion per group, written in place into the stack of new beliefs; an untrained group keeps its old belief."""
+    """One fusion per group, written in place into the stack of new beliefs; an untrained group keeps its old belief.
 
-    def __init__(self, priors: Gaussian, models: Gaussian, belief_of_group: Tensor, rule: FusionRule):
+    With `robust` "clip" the first few posteriors are held, with "median" and "trimmed" all of them until the end.
+    """
+
+    def __init__(
+        self,
+        priors: Gaussian,
+        models: Gaussian,
+        belief_of_group: Tensor,
+        rule: FusionRule,
+        num_parameters: int = 0,
+        robust: Robust = "none",
+    ):
         shape = (len(belief_of_group), models.mean.shape[1])
         self._mean, self._precision = models.mean.new_empty(shape), models.mean.new_empty(shape)
         self._models, self._belief = models, belief_of_group.tolist()
+        self._priors, self._rule, self._robust = priors, rule, robust
         self.came: set[tuple[int, int]] = set()  # (belief, client) whose posteriors have arrived
         storage = zip(self._mean, self._precision, strict=True)
         self._folds = [Fusion(priors[b], rule, rows) for b, rows in zip(self._belief, storage, strict=True)]
+        self._usual, self._held = Usual(num_parameters), list[tuple[Sequence[int], Gaussian, float, Tensor]]()
+        self._members: list[list[Gaussian]] = [[] for _ in self._belief]  # of each group, for its middle
 
-    def add(self, group: int, posterior: Gaussian | None, weight: float = 1.0) -> None:
-        """Fold a client's posterior into a group; a client that gave none changes nothing."""
-        if posterior is not None:
-            self._folds[group].add(posterior, weight)
+    def add(self, groups: Sequence[int], posterior: Gaussian | None, weight: float = 1.0) -> None:
+        """Fold a client's posterior into groups of one belief; a client that gave none changes nothing."""
+        if posterior is not None and self._robust == "none":
+            self._fold(groups, posterior, weight)
+        elif posterior is not None:
+            measures = self._usual.measure(posterior, self._start(groups), weight)
+            self._held.append((groups, posterior, weight, measures))
+            if self._robust == "clip" and len(self._usual.measured) >= CLIP_AFTER:
+                self._let_in()
+
+    def _start(self, groups: Sequence[int]) -> Tensor:
+        return self._models.mean[self._belief[groups[0]]]
+
+    def _let_in(self) -> None:
+        """What was held is folded, as far as it is usual."""
+        for groups, posterior, weight, measures in self._held:
+            bounded = self._usual.bounded(posterior, self._start(groups), measures)
+            self._fold(groups, bounded, weight)
+        self._held.clear()
+
+    def _fold(self, groups: Sequence[int], posterior: Gaussian, weight: float) -> None:
+        for group in groups:
+            if self._robust in ("none", "clip"):
+                self._folds[group].add(posterior, weight)
+            else:
+                self._members[group].append(posterior)
 
     @property
     def trained(self) -> Tensor:
         """Which groups have had a posterior."""  # (group,) bool
-        return torch.tensor([fold.count > 0 for fold in self._folds])
+        self._let_in()
+        pairs = zip(self._folds, self._members, strict=True)
+        return torch.tensor([fold.count > 0 or bool(members) for fold, members in pairs])
 
     def results(self) -> Gaussian:
-        for group, fold in enumerate(self._folds):
+        self._let_in()
+        for group, (fold, members) in enumerate(zip(self._folds, self._members, strict=True)):
+            if members:
+                fold.add(middle_of(members, self._robust), len(members))
             if fold.count:
                 fold.result()
             else:
@@ -82,17 +124,18 @@ class FusionStack:
 
 
 def belief_folds(
-    models: Gaussian, belief_of_group: Tensor, clients: Clients, rule: FusionRule, forgetting: float
+    models: Gaussian, belief_of_group: Tensor, clients: Clients, rule: FusionRule, forgetting: float, robust: Robust
 ) -> FusionStack:
     """Fusions of posteriors whose priors are the models with some of their precision forgotten."""
     # Only exact fusion looks at the prior's precision; the others can do without another vector per belief.
     priors = prior_of(models, 1 - forgetting, clients.num_parameters) if rule == "exact" else models
-    return FusionStack(priors, models, belief_of_group, rule)
+    return FusionStack(priors, models, belief_of_group, rule, clients.num_parameters, robust)
 
 
-def client_weights(clients: Clients, rule: FusionRule) -> list[float]:
+def client_weights(clients: Clients, rule: FusionRule, robust: Robust) -> list[float]:
     """How much of each client's posterior is fused: precisions tell by themselves how many examples there are."""
-    return clients.num_examples.tolist() if rule == "pooled" else [1.0] * len(clients.num_examples)
+    weight = weight_of(clients.num_examples, robust)
+    return (weight if rule == "pooled" else torch.ones_like(weight)).tolist()
 
 
 def train_groups(
@@ -101,11 +144,12 @@ def train_groups(
     clients: Clients,
     rule: FusionRule,
     forgetting: float,
+    robust: Robust = "none",
     held_out: float = 0.0,
     watch: Callable[[int, int, Gaussian], None] = lambda belief, client, posterior: None,
 ) -> FusionStack:
     """One fusion per group, of the local posteriors of its clients as they arrive; `watch` sees each of them."""
-    folds = belief_folds(state.models, groups.belief, clients, rule, forgetting)
+    folds = belief_folds(state.models, groups.belief, clients, rule, forgetting, robust)
     jobs = Jobs(
         belief=groups.job_belief,
         client=groups.job_client,
@@ -114,15 +158,14 @@ def train_groups(
         parent_of=state.parent_of,
         held_out=held_out,
     )
-    weight = client_weights(clients, rule)
+    weight = client_weights(clients, rule, robust)
     for job, posterior in enumerate(clients.fit(state.models, jobs)):
         client = int(groups.job_client[job])
         if posterior is not None:
             belief = int(groups.job_belief[job])
             folds.came.add((belief, client))
             watch(belief, client, posterior)
-        for group in groups.users_of_job[job]:
-            folds.add(group, posterior, weight[client])
+        folds.add(groups.users_of_job[job], posterior, weight[client])
     return folds
 
 

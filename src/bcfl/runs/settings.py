@@ -33,6 +33,7 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("method", "stay"): None,
     ("method", "racing"): 0.0,
     ("method", "search"): "exact",
+    ("method", "robust"): "none",
     ("method", "variant"): "personal",
 }
 WITH_OWN_DATA = {"factory", "seed", "validation", "drift_round", "drift_share"}  # what of [data] a factory leaves open

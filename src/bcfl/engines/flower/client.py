@@ -174,7 +174,7 @@ class Respondent:
             answer[f"mean.{i}"] = to_array(mean)
             if curvature:
                 answer[f"precision.{i}"] = to_array(precision)
-            if memory and is_usable(posterior):
+            if memory and is_usable(posterior, layout.variances):
                 memory.now[beliefs[i]] = velocity
         if memory:
             memory.write(state)

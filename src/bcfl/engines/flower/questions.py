@@ -243,7 +243,7 @@ class FlowerClients:
         """The posteriors of a sound answer; None for one that is not finite, as of a training that diverged."""
         posteriors: list[Gaussian | None] = list(read_posteriors(content, self.layout, trained))
         for i, posterior in enumerate(posteriors):
-            if posterior is not None and not is_usable(posterior):
+            if posterior is not None and not is_usable(posterior, self.layout.variances):
                 posteriors[i] = None
                 self.work.rejected += 1
                 who = self.exchange.name(client)

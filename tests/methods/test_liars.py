@@ -1,0 +1,87 @@
+"""method.robust: the honest clients' numbers where nobody lies, and nearly theirs where somebody does."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from federation_fixtures import simulator, tiny_federation
+from torch import Tensor
+
+from bcfl.belief.gaussian import Gaussian
+from bcfl.engines.simulator import Simulator
+from bcfl.federation import Choice, Hypotheses, Jobs
+from bcfl.methods import make_method
+
+FUSING = ["fedavg", "bp-fedavg", "ifca", "wecfl", "fesem", "fedsoft"]
+FUSING += ["bcfl-g", "bcfl-g-w", "bcfl-c-2", "bcfl-mh-2", "bcfl-auto"]
+OPTIONS = {"num_clusters": 1, "scoring_examples": 16}
+LIAR = 2
+
+
+@dataclass
+class WithLiar:
+    """A round's clients, of which one says that it has moved a million times as far as it has."""
+
+    inner: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
+        told = zip(jobs.belief.tolist(), jobs.client.tolist(), self.inner.fit(models, jobs), strict=True)
+        return (_lie(client, posterior, models.mean[belief]) for belief, client, posterior in told)
+
+    def fit_best(self, models: Gaussian, *args: Any) -> Iterator[Choice]:
+        for choice in self.inner.fit_best(models, *args):
+            posterior = _lie(choice.client, choice.posterior, models.mean[choice.belief])
+            yield Choice(choice.client, choice.belief, posterior)
+
+
+def _lie(client: int, posterior: Gaussian | None, start: Tensor) -> Gaussian | None:
+    if client != LIAR or posterior is None:
+        return posterior
+    return Gaussian(start + 1e6 * (posterior.mean - start), posterior.precision)
+
+
+def trained(engine: Simulator, name: str, robust: str, lying: bool) -> Hypotheses:
+    method = make_method(name, {**OPTIONS, "robust": robust})
+    state = method.init(_clients(engine, 0, lying))
+    for index in (1, 2):
+        state, _ = method.round(state, _clients(engine, index, lying))
+    return state
+
+
+def _clients(engine: Simulator, index: int, lying: bool) -> Any:
+    return WithLiar(engine.begin(index)) if lying else engine.begin(index)
+
+
+@pytest.mark.parametrize("name", FUSING)
+def test_one_liar_moves_the_models_no_further_than_training_does(name: str) -> None:
+    with simulator(tiny_federation(num_groups=1)) as engine:
+        start = engine.begin(0).draw_model(0, 0)
+        farthest = {}
+        for robust in ("none", "clip", "median", "trimmed"):
+            models, used = trained(engine, name, robust, lying=True).predictors()
+            honest = [model for client, model in enumerate(used.tolist()) if client != LIAR]
+            farthest[robust] = float((models[honest] - start).abs().max())
+    assert farthest["none"] > 1e4
+    assert max(farthest["clip"], farthest["median"], farthest["trimmed"]) < 100
+
+
+@pytest.mark.parametrize("name", FUSING)
+def test_clip_changes_no_honest_run_to_the_last_bit(name: str) -> None:
+    with simulator() as engine:
+        plain, clipped = (trained(engine, name, robust, lying=False) for robust in ("none", "clip"))
+    assert torch.equal(plain.models.mean, clipped.models.mean)
+    assert torch.equal(plain.models.precision, clipped.models.precision)
+    assert torch.equal(plain.log_weight, clipped.log_weight)
+
+
+def test_clip_folds_as_it_goes_once_it_knows_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bcfl.methods.steps.CLIP_AFTER", 4)
+    with simulator() as engine:
+        plain = trained(engine, "fedavg", "none", lying=False)
+        assert torch.equal(plain.models.mean, trained(engine, "fedavg", "clip", lying=False).models.mean)
+        assert float(trained(engine, "fedavg", "clip", lying=True).models.mean.abs().max()) < 100
