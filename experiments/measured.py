@@ -13,7 +13,7 @@ from typing import Any
 from bcfl.data.datasets import full_name
 from bcfl.methods.attentive import FedAMP, FedSoft
 from bcfl.methods.bcfl import BCFL
-from bcfl.runs.sweep import differences, draw_of, text_of, title_of
+from bcfl.report.grouping import differences, draw_of, text_of, title_of
 
 Record = Mapping[str, Any]  # what results/*.json holds
 Draw = tuple[int, int]  # the seeds of a run and of its split

@@ -34,7 +34,7 @@ from measured import (
 from tables import show, table
 
 from bcfl.files import write_atomically
-from bcfl.runs.sweep import text_of, title_of
+from bcfl.report.grouping import text_of, title_of
 
 REACHED, NEAR, MISSED = MARKS = ("✓", "≈", "✗")  # at or above the paper's, within its deviation, below it
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from bcfl import __version__
-from bcfl.cli import build_parser, main
-from bcfl.cli.commands import COMMANDS
+from bcfl.cli import build, main
 from bcfl.data.datasets import DATASETS
 from bcfl.data.manifest import save_partition
 from bcfl.methods import METHODS
@@ -156,14 +155,14 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "own clients, named": (own("clients", data__name="cifar10"), "data.name is for named data sets: leave it out"),
     "own clients without a model": (["run", *settings(data__factory="mine:clients")], "model.name must be given"),
     "negative seed": (["run", *settings(), "--seed", "-1"], "experiment.seed must be ≥ 0, got -1"),
-    "seed that is no number": (["run", "--seed", "x"], "argument --seed"),
-    "no workers": (["run", "--workers", "0"], "argument --workers: must be a whole number of at least 1, got '0'"),
+    "seed that is no number": (["run", "--seed", "x"], "--seed 'x' is not a valid integer"),
+    "no workers": (["run", "--workers", "0"], "--workers must be a whole number of at least 1, got '0'"),
     "device that is none": (["run", *settings(), "--device", "tpu"], "must be one of cpu, cuda, cuda:N, stacked-cpu"),
     "workers that are no number": (["run", "--workers", "two"], "whole number of at least 1, got 'two'"),
     "missing settings file": (["run", "none.toml"], "none.toml does not exist"),
     "a folder as settings file": (["run", "."], "cannot be read"),
     "no run to resume": (["resume", "runs"], "runs is not a run folder"),
-    "no command of ours": (["rum"], "invalid choice: 'rum'"),
+    "no command of ours": (["rum"], "No such command 'rum'. (Did you mean one of: 'resume', 'run'?)"),
     "seeds that are no numbers": (["compare", "--methods", "fedavg", "--seeds", "0,x"], "--seeds must be whole"),
     "no seeds": (["compare", "--methods", "fedavg", "--seeds", ""], "--seeds must be whole numbers"),
     "a seed beside seeds": (
@@ -184,7 +183,7 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "unknown data set in a dry run": ([*DRY_RUN, "--set", "data.name=cifer10"], "did you mean cifar10?"),
     "unknown model in a dry run": ([*DRY_RUN, "--set", "model.name=mpl"], "did you mean 'mlp'?"),
     "bad partition in a dry run": ([*DRY_RUN, "--set", "data.partition=label(4)"], "'label(4)' is not one of"),
-    "a list of nothing": (["list", "things"], "invalid choice: 'things'"),
+    "a list of nothing": (["list", "things"], "'things' is not one of"),
 }  # fmt: skip
 
 
@@ -248,13 +247,53 @@ def test_an_output_folder_that_holds_something_is_left_alone(
     for arguments, says in [
         (["run", *settings(experiment__seed="1"), "--out", "run"], "another run: experiment.seed is 0 there, 1 here"),
         (["run", *settings(), "--out", "run"], "already holds this run, complete"),
-        (["run", *settings(), "--out", "run/config.json"], "already holds something else"),
+        (["run", *settings(), "--out", "run/config.json"], "Not a directory"),
         (["run", *settings(), "--out", "run/config.json/deeper"], "Not a directory"),
     ]:
         assert call(arguments) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert says in line
     assert {item: item.read_bytes() for item in run.rglob("*") if item.is_file()} == before
+
+
+WRITING = {
+    "run": ["run", "--out"],
+    "TensorBoard": ["run", "--tensorboard"],
+    "MLflow": ["run", "--mlflow"],
+    "resume": ["resume", "run", "--rounds", "9", "--out"],
+    "compare": ["compare", "--methods", "fedavg", "--out"],
+    "sweep": ["sweep", "a.toml", "--out"],
+    "report": ["report", "run", "--out"],
+    "figures": ["figures", "run", "--out"],
+    "demo": ["demo", "--out"],
+    "associate": ["associate", "run", "--data", "a.npz", "--save"],
+    "evaluate": ["evaluate", "run", "--out"],
+    "deploy local": ["deploy", "local", "--out"],
+    "deploy init": ["deploy", "init"],
+}
+
+
+@pytest.mark.parametrize("command", WRITING)
+@pytest.mark.parametrize(
+    "place", ["", " ", "a file/below", "n" * 300, "new/" + "ä" * 200, "/proc/nowhere", "\udcff", "/dev/null/x", "a\0b"]
+)
+def test_an_unusable_place_is_told_before_any_work(
+    command: str, place: str, own_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever there is to be read is not there either: nobody has looked."""
+    (own_folder / "a file").touch()
+    assert call([*WRITING[command], place]) == 2
+    output = capsys.readouterr()
+    (line,) = output.err.splitlines()
+    assert output.out == ""
+    assert "must be a name" in line or "cannot be written" in line
+    assert [item.name for item in own_folder.iterdir()] == ["a file"]
+
+
+@pytest.mark.parametrize("command", [["report", "run", "--out"], ["evaluate", "run", "--out"]])
+def test_a_device_is_not_replaced_by_a_file(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([*command, "/dev/null"]) == 2
+    assert "/dev/null is no regular file" in capsys.readouterr().err
 
 
 def test_a_full_disk_gets_one_line_that_names_the_way_on(
@@ -282,9 +321,6 @@ def test_an_interruption_names_the_way_on(capsys: pytest.CaptureFixture[str], mo
         patch.setattr(RunFolder, "append", interrupt)
         assert call(["run", *settings(), "--out", "run", "--quiet"]) == 130
     assert capsys.readouterr().err == "bcfl: interrupted; continue the run with `bcfl resume run`\n"
-    monkeypatch.setitem(COMMANDS, "list", interrupt)
-    assert call(["list", "methods"]) == 130
-    assert capsys.readouterr().err == "bcfl: interrupted\n"
 
 
 def test_an_interruption_while_torch_loads_is_one_line(
@@ -293,7 +329,7 @@ def test_an_interruption_while_torch_loads_is_one_line(
     load = builtins.__import__
 
     def interrupted(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        if name == "bcfl.cli" and "commands" in (fromlist or ()):
+        if name == "bcfl.methods":
             raise KeyboardInterrupt
         return load(name, globals, locals, fromlist, level)
 
@@ -431,7 +467,7 @@ def test_going_on_for_more_rounds_can_be_tried_again(
     assert call([*more, "--device", "tpu"]) == 2
     assert not Path("run-9-rounds").exists()
     with monkeypatch.context() as patch:
-        patch.setattr("bcfl.cli.commands.resume", stop)
+        patch.setattr("bcfl.runs.loop.resume", stop)
         assert call(more) == 130
     assert call(more) == 0
     assert "kept in run-9-rounds" in capsys.readouterr().out
@@ -623,27 +659,30 @@ def test_list_names_everything(what: str, things: dict[str, Any], capsys: pytest
     assert all(name in table for name in things)
 
 
+def test_list_alone_lists_all_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (*METHODS, *DATASETS, *MODELS, *all_settings()))
+    assert call(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"methods", "datasets", "models", "settings"}
+
+
 def test_help_has_an_example_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in COMMANDS:
-        assert call([name, "--help"]) == 0
-        examples = capsys.readouterr().out.split("examples:\n")[1].splitlines()
-        assert all(line.startswith(f"  bcfl {name} ") or line == f"  bcfl {name}" for line in examples)
-        assert len(examples) >= 1
+    for name in (*build().commands, "deploy local", "deploy init"):
+        if name == "deploy":
+            continue
+        assert call([*name.split(), "--help"]) == 0
+        examples = capsys.readouterr().out.split("examples:\n")[1].strip().splitlines()
+        assert all(line.strip().startswith(f"bcfl {name}") for line in examples)
     assert call(["--help"]) == 0
     assert "bcfl resume runs/a" in capsys.readouterr().out
 
 
 def test_without_a_command_there_is_help_and_with_version_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call([]) == 0
-    assert capsys.readouterr().out == build_parser().format_help()
+    assert "Usage: bcfl" in capsys.readouterr().out
     assert call(["--version"]) == 0
     assert capsys.readouterr().out == f"{__version__}\n"
-
-
-def test_every_command_of_the_parser_does_something() -> None:
-    (actions,) = [action for action in build_parser()._actions if action.dest == "command"]
-    assert actions.choices is not None
-    assert set(actions.choices) == set(COMMANDS)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:

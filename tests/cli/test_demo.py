@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bcfl.cli import demo, main
+from bcfl.cli import main, tour
 
 pytest.importorskip("plotly")
 
@@ -11,7 +11,7 @@ pytest.importorskip("plotly")
 def test_the_tour_ends_with_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "ROUNDS", 3)  # the way through is the same, only shorter
+    monkeypatch.setattr(tour, "ROUNDS", 3)  # the way through is the same, only shorter
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--workers", "1"]) == 0
     told = capsys.readouterr().out
@@ -38,5 +38,5 @@ def test_the_end_of_the_input_counts_as_enter(
         raise EOFError
 
     monkeypatch.setattr("builtins.input", ends)
-    demo._pause(Console(), waits=True)
+    tour._pause(Console(), waits=True)
     assert capsys.readouterr().out.endswith("Enter to go on \n")  # what comes next begins on a line of its own

@@ -10,7 +10,7 @@ import pytest
 from made_up_runs import keep_rounds
 
 from bcfl.cli import main
-from bcfl.cli.commands import print_comparison
+from bcfl.cli.summary import print_comparison
 from bcfl.methods import METHODS, remarks
 from bcfl.report.html import report
 from bcfl.report.reading import group_runs, read_run, read_runs
@@ -87,8 +87,7 @@ def test_steps_of_a_round_and_all_steps_cannot_be_mistaken(
     assert [title for title in titles if "steps" in title] == ["local_steps", "total steps"]
     titles = comma_separated(groups).splitlines()[0].split(",")
     assert [title for title in titles if "steps" in title] == ["local_steps", "total_steps_mean", "total_steps_sd"]
-    summary = {"accuracy": 0.5, "macro_f1": 0.5, "nll": 1.0, "ari": None, "work": {"local_steps": 40}}
-    print_comparison([{"method": "fedavg", "settings": {"training.local_steps": 4}, **summary}])
+    print_comparison(paths)
     printed = capsys.readouterr().out
     assert "local_steps" in printed
     assert "total steps" in printed
@@ -147,8 +146,7 @@ def test_what_must_be_known_about_a_method_stands_below_its_numbers(
         assert remark not in html.unescape(write(group_runs(others)))
     assert markdown(group_runs(adapted)).endswith(f"|\n\n{remark}\n")
     assert latex(group_runs(adapted)).splitlines()[-2].startswith(r"\multicolumn{")
-    row = {"method": "bp-fedavg", "settings": {}, "accuracy": 0.5, "macro_f1": 0.5, "nll": 1.0, "ari": None}
-    print_comparison([{**row, "work": {"local_steps": 1}}])
+    print_comparison([run.path for run in adapted])
     assert remark[:-1] in capsys.readouterr().out
 
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 # Processes forked from one that has imported all that a run needs: real processes, but started in no time.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["bcfl.cli.commands", "bcfl.runs.loop", "sklearn.datasets", "sklearn.metrics"])
+processes.set_forkserver_preload(["bcfl.cli.summary", "bcfl.runs.loop", "sklearn.datasets", "sklearn.metrics"])
 
 
 def begin(target: Callable[..., Any], *arguments: Any) -> Any:

@@ -31,11 +31,12 @@ from bcfl.runs.loop import (
     settings_of,
     start,
 )
+from bcfl.runs.planning import plan
 from bcfl.runs.problem import Split, prepare
 from bcfl.runs.settings import Config
 from bcfl.runs.stopping import RunStoppedError
 from bcfl.runs.store import RunFolder, TakenError
-from bcfl.runs.sweep import plan, sweep
+from bcfl.runs.sweep import sweep
 
 
 class Follower:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from small_runs import small_config
 
-from bcfl.cli.progress import _left
 from bcfl.runs.pace import RECENT, Outlook, Pace
-from bcfl.runs.sweep import Planned, plan
+from bcfl.runs.planning import Planned, plan
+from bcfl.runs.progress import _left
 
 
 def planned(out: Path, *names: str, rounds: int = 10) -> list[Planned]:

@@ -15,13 +15,15 @@ from small_runs import outcome, small_config
 from torch import nn
 
 from bcfl.data.manifest import save_partition
+from bcfl.report.grouping import differences, mean_and_deviation, rows_in_order
 from bcfl.runs import loop as run_module
 from bcfl.runs import sweep as module
 from bcfl.runs.loop import Observer, start
+from bcfl.runs.planning import Planned, expand, plan
 from bcfl.runs.problem import Split, load_data
 from bcfl.runs.settings import Config
 from bcfl.runs.store import RunFolder, TakenError
-from bcfl.runs.sweep import Planned, alike, differences, expand, mean_and_deviation, plan, rows_in_order, sweep
+from bcfl.runs.sweep import sweep
 
 
 def configs(*overrides: str) -> list[Config]:
@@ -406,14 +408,6 @@ def test_a_setting_that_is_written_down_only_where_it_is_on_tells_runs_apart() -
     assert found == [{"method.racing": 0.01}, {}, {"experiment.mixture": True}, {}]
 
 
-def test_summaries_are_gathered_by_method_and_settings() -> None:
-    kinds = [("b", {}), ("a", {"x.y": 1}), ("a", {"x.y": 2})]
-    summaries = [{"method": name, "settings": own, "seed": seed} for seed in (0, 1) for name, own in kinds]
-    assert alike(summaries) == [
-        [{"method": name, "settings": own, "seed": seed} for seed in (0, 1)] for name, own in kinds
-    ]
-
-
 def test_rows_are_in_the_order_of_methods_and_values() -> None:
     rows: list[tuple[str, dict[str, Any]]] = [
         ("b", {"m.k": 10, "t.x": "z"}),
@@ -426,8 +420,6 @@ def test_rows_are_in_the_order_of_methods_and_values() -> None:
     ]
     assert rows_in_order(rows) == [2, 4, 6, 0, 5, 1, 3]
     assert rows_in_order(rows[::-1]) == [4, 2, 0, 6, 1, 5, 3]
-    summaries = [{"method": method, "settings": settings} for method, settings in rows]
-    assert [group[0]["settings"] for group in alike(summaries)] == [rows[row][1] for row in rows_in_order(rows)]
 
 
 @dataclass
@@ -498,7 +490,7 @@ def sweep_and_tell(runs: Sequence[Planned], barrier: Any, told: Any) -> None:
 
 def test_two_sweeps_at_once_share_the_runs(tmp_path: Path) -> None:
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["bcfl.cli.commands"])
+    processes.set_forkserver_preload(["bcfl.cli.summary"])
     runs = plan(configs("experiment.rounds=8"), tmp_path)
     barrier, told = processes.Barrier(2), processes.Queue()
     both = [processes.Process(target=sweep_and_tell, args=(runs, barrier, told)) for _ in range(2)]

@@ -1,47 +1,91 @@
-"""The commands that use a finished run: where a newcomer belongs, and how good its predictions are as probabilities."""
+"""What a finished run is good for: where a newcomer belongs, and how good its predictions are as probabilities."""
 
 import json
 import math
-from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-from rich.table import Table
+import click
 
-from bcfl.belief.evidence import Temperature
-from bcfl.console import console_for
-from bcfl.data.formats import load_npz
-from bcfl.files import make_way_for, write_atomically
-from bcfl.predict.predictors import Newcomer, Spread
-from bcfl.runs.evaluation import evaluate
-from bcfl.runs.loop import load_result
-from bcfl.runs.result import Result
-from bcfl.runs.store import to_json
+from bcfl.cli import options
+from bcfl.cli.options import option, positive, usable_file
+
+if TYPE_CHECKING:
+    from bcfl.predict.predictors import Newcomer
+    from bcfl.runs.result import Result
 
 SHOWN_CLIENTS = 12
+TEMPERATURE = "log-likelihoods are divided by it: none (1, the posterior; the default), per_example, or a number"
+PRIOR = "before any example: all clusters alike (the default), or by their numbers of clients"
+BELIEFS = "what stands for a belief (default: its mean)"
+PRECISION = "added to the beliefs' precision (default: 1000); auto: chosen on validation data (data.validation)"
 
 
-def associate_newcomer(options: Namespace) -> int:
-    if options.save:
-        make_way_for(options.save, "--save")
-    result = load_result(options.run)
-    x, y = _read_examples(options.data, options.examples)
-    newcomer = result.associate(x, y, temperature=_temperature(options.temperature), prior=options.prior)
-    if options.json:
+def _word_or_number(*words: str) -> Callable[[object], str | float]:
+    def read(given: object) -> str | float:
+        try:
+            return str(given) if given in words else float(str(given))
+        except ValueError:
+            raise click.BadParameter(f"must be {', '.join(words)} or a number, got {given!r}") from None
+
+    return read
+
+
+@dataclass(frozen=True)
+class Scored:
+    """By what a newcomer is placed."""
+
+    data: Annotated[Path, option("FILE.npz", "the newcomer's examples: x and y", options.PATH)]
+    examples: Annotated[int | None, option("N", "use the first N (default: all)", positive)] = None
+    temperature: Annotated[Any, option("T", TEMPERATURE, _word_or_number("none", "per_example"))] = "none"
+    prior: Annotated[Any, option(None, PRIOR, click.Choice(["uniform", "size"]))] = "uniform"
+
+
+def associate(
+    *,
+    run: options.RunPath,
+    scored: Scored,
+    save: Annotated[
+        Path | None,
+        option("FILE.safetensors", "write the most likely cluster's model", usable_file),
+    ] = None,
+    as_json: options.Json = False,
+) -> int:
+    """Where a client that was never seen belongs.
+
+    How likely it belongs to each cluster, by scoring a few of its examples; nothing is trained. FILE.npz holds x,
+    (example, …) numbers prepared as the run's own data were, and y, (example,) whole-numbered labels. Where the run's
+    model was given in Python, use result.associate there.
+
+    examples:
+      bcfl associate runs/a --data mine.npz
+      bcfl associate runs/a --data mine.npz --examples 32 --save mine.safetensors --json
+    """
+    from bcfl.console import console_for
+    from bcfl.runs.loop import load_result
+
+    result = load_result(run)
+    x, y = _read_examples(scored.data, scored.examples)
+    newcomer = result.associate(x, y, temperature=scored.temperature, prior=scored.prior)
+    if as_json:
         print(json.dumps(_as_plain(newcomer)))
     else:
-        _print_newcomer(newcomer, result, options.data.name)
-    if options.save:  # last, so that a full disk takes nothing that was found
-        newcomer.save(options.save)
-        if not options.json:
-            console_for().print(f"the model of cluster {newcomer.cluster} is in {options.save}", soft_wrap=True)
+        _print_newcomer(newcomer, result, scored.data.name)
+    if save:  # last, so that a full disk takes nothing that was found
+        save.parent.mkdir(parents=True, exist_ok=True)
+        newcomer.save(save)
+        if not as_json:
+            console_for().print(f"the model of cluster {newcomer.cluster} is in {save}", soft_wrap=True)
     return 0
 
 
-def _print_newcomer(newcomer: Newcomer, result: Result, name: str) -> None:
+def _print_newcomer(newcomer: "Newcomer", result: "Result", name: str) -> None:
+    from rich.table import Table
+
+    from bcfl.console import console_for
+
     members = [int((result.assignment == cluster).sum()) for cluster in range(len(newcomer.probability))]
     console = console_for()
     table = Table(title=f"where {name} belongs, by {newcomer.num_examples} examples", title_justify="left")
@@ -64,7 +108,7 @@ def _print_newcomer(newcomer: Newcomer, result: Result, name: str) -> None:
     console.print(f"shares a cluster with clients (probability): {names or 'none'}{more}", soft_wrap=True)
 
 
-def _as_plain(newcomer: Newcomer) -> dict[str, Any]:
+def _as_plain(newcomer: "Newcomer") -> dict[str, Any]:
     return {
         "cluster": newcomer.cluster,
         "probability": newcomer.probability.tolist(),
@@ -78,6 +122,10 @@ def _as_plain(newcomer: Newcomer) -> dict[str, Any]:
 
 def _read_examples(path: Path, count: int | None) -> tuple[Any, Any]:
     """x and y of an .npz file, the first `count` rows of them."""
+    import numpy as np
+
+    from bcfl.data.formats import load_npz
+
     try:
         arrays = load_npz(path, ("x", "y"))
     except Exception as error:  # of zipfile, zlib, numpy or tokenize, whichever meets the damage first
@@ -91,40 +139,61 @@ def _read_examples(path: Path, count: int | None) -> tuple[Any, Any]:
     return x[:count], y[:count]
 
 
-def _temperature(text: str) -> Temperature:
-    if text in ("per_example", "none"):
-        return "per_example" if text == "per_example" else "none"
-    return _number(text, "--temperature", "per_example, none or a number > 0")
+@dataclass(frozen=True)
+class Beliefs:
+    """What stands for the run's beliefs."""
+
+    beliefs: Annotated[Any, option(None, BELIEFS, click.Choice(["mean", "samples", "sigma", "last_layer"]))] = "mean"
+    samples: Annotated[int, option("N", "draws per belief (default: 16)", positive)] = 16
+    prior_precision: Annotated[Any, option("X", PRECISION, _word_or_number("auto"))] = 1000.0
 
 
-def _number(text: str, option: str, allowed: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{option} must be {allowed}, got {text!r}") from None
+def evaluate(
+    *,
+    run: options.RunPath,
+    data_path: options.DataPath = None,
+    spread: Beliefs,
+    out: Annotated[Path | None, option("FILE.json", "write all of it, with the coverage curve", usable_file)] = None,
+    as_json: options.Json = False,
+) -> int:
+    """How good predictions are as probabilities.
 
+    NLL, Brier score, ECE and accuracy at coverage over all clients' test data, of each client's best model and of its
+    predictive mixture over hypotheses and, with --beliefs, over each belief. Needs the run's data; not for clients or a
+    model that were given in Python.
 
-def evaluate_run(options: Namespace) -> int:
-    automatic = options.prior_precision == "auto"
-    allowed = "auto or a number ≥ 0"
-    prior = math.inf if automatic else _number(options.prior_precision, "--prior-precision", allowed)
-    spread = Spread(options.beliefs, options.samples, prior)
-    if options.out:
-        make_way_for(options.out, "--out")
-    result = load_result(options.run)
-    if options.data_path is not None:
-        result = replace(result, config=result.config.with_data_path(str(options.data_path)))
-    found = evaluate(result, spread, choose=automatic)
-    if options.json:
+    examples:
+      bcfl evaluate runs/a
+      bcfl evaluate runs/a --beliefs last_layer --prior-precision 100 --out predictive.json
+    """
+    from bcfl.files import write_atomically
+    from bcfl.predict.predictors import Spread
+    from bcfl.runs import evaluation
+    from bcfl.runs.loop import load_result
+    from bcfl.runs.store import to_json
+
+    automatic = spread.prior_precision == "auto"
+    added = math.inf if automatic else spread.prior_precision
+    around = Spread(spread.beliefs, spread.samples, added)
+    result = load_result(run)
+    if data_path is not None:
+        result = replace(result, config=result.config.with_data_path(str(data_path)))
+    found = evaluation.evaluate(result, around, choose=automatic)
+    if as_json:
         print(json.dumps(found))
     else:
         _print_evaluation(found, automatic)
-    if options.out:  # last, so that a full disk takes nothing that was found
-        write_atomically(options.out, to_json(found))
+    if out:  # last, so that a full disk takes nothing that was found
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, to_json(found))
     return 0
 
 
 def _print_evaluation(found: Mapping[str, Any], automatic: bool) -> None:
+    from rich.table import Table
+
+    from bcfl.console import console_for
+
     table = Table(title=f"{found['method']}, seed {found['seed']}: predictions as probabilities", title_justify="left")
     titles = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
     shares = (0.5, 0.8, 0.9)

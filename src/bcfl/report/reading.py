@@ -16,6 +16,7 @@ from bcfl.association.hypotheses import align, entropy, marginals
 from bcfl.data.manifest import groups_in
 from bcfl.methods import make_method
 from bcfl.predict.metrics import follow_drift
+from bcfl.report.grouping import differences, draw_of, rows_in_order, text_of, title_of
 from bcfl.runs.records import (
     EVENTS,
     LOOSE,
@@ -30,7 +31,6 @@ from bcfl.runs.records import (
 )
 from bcfl.runs.settings import parse_config
 from bcfl.runs.store import RunFolder
-from bcfl.runs.sweep import differences, draw_of, rows_in_order, text_of, title_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bcfl.methods import remarks
+from bcfl.report.grouping import mean_and_deviation, text_of, title_of
 from bcfl.report.reading import Group, Run, is_installed, unfinished_runs
-from bcfl.runs.sweep import mean_and_deviation, text_of, title_of
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,22 @@ def said_beside(groups: Sequence[Group]) -> list[str]:
     return [*remarks(group.method for group in groups if is_installed(group.method)), *unfinished_runs(groups)]
 
 
-def markdown(groups: Sequence[Group]) -> str:
+def written_rows(groups: Sequence[Group], plus_minus: str = " ± ") -> tuple[list[str], list[str], list[list[str]]]:
+    """Titles of what tells the groups apart, titles of what is measured, and both for each group as text."""
     measures, (titles, named) = shown_measures(groups), names(groups)
-    rows = [[*titles, *(m.title for m in measures), "seeds"], ["---"] * len(titles) + ["---:"] * (len(measures) + 1)]
+    rows = []
     for group, own in zip(groups, named, strict=True):
+        both = zip(cells(group, measures), measures, strict=True)
         seeds = len(group.counted)
-        texts = [written(cell, m, seeds) for cell, m in zip(cells(group, measures), measures, strict=True)]
-        rows.append([*(name.replace("|", "\\|") for name in own), *texts, str(seeds)])
-    lines = [f"| {' | '.join(row)} |" for row in rows]
+        rows.append([*own, *(written(cell, measure, seeds, plus_minus) for cell, measure in both), str(seeds)])
+    return titles, [*(measure.title for measure in measures), "seeds"], rows
+
+
+def markdown(groups: Sequence[Group]) -> str:
+    titles, numbers, rows = written_rows(groups)
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    shown = [[*titles, *numbers], ["---"] * len(titles) + ["---:"] * len(numbers), *escaped]
+    lines = [f"| {' | '.join(row)} |" for row in shown]
     for remark in said_beside(groups):
         lines += ["", f"{remark}."]
     return "\n".join(lines) + "\n"
@@ -110,16 +118,14 @@ def comma_separated(groups: Sequence[Group]) -> str:
 
 def latex(groups: Sequence[Group]) -> str:
     """A tabular with booktabs rules."""
-    measures, (titles, named) = shown_measures(groups), names(groups)
-    head = " & ".join([*map(_escaped, titles), *(m.title for m in measures), "seeds"])
-    shape = "l" * len(titles) + "r" * (len(measures) + 1)
+    titles, numbers, rows = written_rows(groups, r" \pm ")
+    head = " & ".join([*map(_escaped, titles), *numbers])
+    shape = "l" * len(titles) + "r" * len(numbers)
     lines = [rf"\begin{{tabular}}{{{shape}}}", r"\toprule", head + r" \\", r"\midrule"]
-    for group, own in zip(groups, named, strict=True):
-        seeds = len(group.counted)
-        both = zip(cells(group, measures), measures, strict=True)
-        texts = [written(cell, m, seeds, r" \pm ").replace(",", "{,}") for cell, m in both]
-        numbers = [f"${text}$" if text else "" for text in texts]
-        lines.append(" & ".join([*map(_escaped, own), *numbers, str(seeds)]) + r" \\")
+    for row in rows:
+        named, (*measured, seeds) = row[: len(titles)], row[len(titles) :]
+        texts = [f"${text.replace(',', '{,}')}$" if text else "" for text in measured]
+        lines.append(" & ".join([*map(_escaped, named), *texts, seeds]) + r" \\")
     lines += [r"\bottomrule", *_spanning(groups, len(shape)), r"\end{tabular}"]
     return "\n".join(lines) + "\n"
 

@@ -5,8 +5,10 @@ import errno
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from bcfl.runs.store import RunFolder
+if TYPE_CHECKING:
+    from bcfl.runs.store import RunFolder
 
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -16,7 +18,7 @@ class RunStoppedError(Exception):
 
 
 @contextlib.contextmanager
-def resumable(folder: RunFolder, how: str) -> Iterator[None]:
+def resumable(folder: "RunFolder", how: str) -> Iterator[None]:
     """Whatever stops a run in here, its user is told how it goes on."""
     try:
         yield
@@ -33,7 +35,7 @@ def resumable(folder: RunFolder, how: str) -> Iterator[None]:
         raise
 
 
-def _out_of_memory(folder: RunFolder, how: str) -> Exception:
+def _out_of_memory(folder: "RunFolder", how: str) -> Exception:
     remedy = "take a smaller model, or fewer clusters or hypotheses"
     if not folder.has("rounds.jsonl"):
         return ValueError(f"this machine has not enough memory for the run's first models: {remedy}")

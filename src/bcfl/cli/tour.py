@@ -1,7 +1,6 @@
 """`bcfl demo`: a guided tour in the terminal that ends with the report of what it just did."""
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,11 @@ INKS = ("blue", "dark_orange", "green", "magenta", "yellow", "cyan", "red", "whi
 SHOWN_ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 15)
 
 
-def demo(options: Namespace) -> int:
+def tour(out: Path | None, pauses: bool, num_workers: int | None) -> None:
     """Two federations on the same clients, and the page that compares them."""
     console = Console(highlight=False)
-    waits = sys.stdin.isatty() and console.is_terminal and not options.no_pause
-    out: Path = options.out or new_folder(Path("bcfl-demo"))
+    waits = sys.stdin.isatty() and console.is_terminal and pauses
+    out = out or new_folder(Path("bcfl-demo"))
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"--out {out} already holds something: choose another folder")
     ours = load_config(None, [f"experiment.rounds={ROUNDS}"])
@@ -43,7 +42,7 @@ def demo(options: Namespace) -> int:
     _pause(console, waits)
 
     _say(console, "2  One model for all", f"Federated averaging trains one model for everybody, for {ROUNDS} rounds:")
-    one_model = _follow(console, single, out / "fedavg", options.workers, film=False)
+    one_model = _follow(console, single, out / "fedavg", num_workers, film=False)
     console.print(f"Right: {one_model.last('accuracy'):.1%} of the clients' test images.")
     _pause(console, waits)
 
@@ -51,7 +50,7 @@ def demo(options: Namespace) -> int:
          "belongs to which. In every round each client says how well each model explains its data; stories that "
          "explain little are dropped. Below, a column is a client, a colour the cluster that the best story gives it, "
          "and the bar the weight of each story:")  # fmt: skip
-    clustered = _follow(console, ours, out / "bcfl-mh-3", options.workers, film=True)
+    clustered = _follow(console, ours, out / "bcfl-mh-3", num_workers, film=True)
     agreement = clustered.last("ari")
     found = "exactly the hidden groups" if agreement > 0.9999 else f"the hidden groups with agreement {agreement:.2f}"
     console.print(f"Right: {clustered.last('accuracy'):.1%}. Nobody told it about rotations, yet it found {found}.")
@@ -63,12 +62,11 @@ def demo(options: Namespace) -> int:
         write_atomically(page, report([one_model, clustered]).encode())
     except ValueError as missing:  # the tour was worth it without the page, too
         console.print(f"\nThe report page could not be made: {missing}", soft_wrap=True, markup=False)
-        return 0
+        return
     _say(console, "5  Your report", "All of this is on one page that needs no network. Open it in a browser:")
     console.print(f"   {page.resolve()}", soft_wrap=True, markup=False, style="bold")
     console.print("\nNext: `bcfl run --help`, `bcfl compare --methods fedavg,bcfl-g,bcfl-mh-3 --seeds 0,1,2`, "
                   "`bcfl report RUN…`.")  # fmt: skip
-    return 0
 
 
 def _say(console: Console, title: str, text: str) -> None:

@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from bcfl.console import console_for
 from bcfl.runs.loop import Observer
 from bcfl.runs.pace import Outlook, Pace
+from bcfl.runs.planning import Planned
 from bcfl.runs.problem import Split
 from bcfl.runs.settings import Config
-from bcfl.runs.sweep import Planned
 
 SECONDS_BETWEEN_LINES = 5.0  # of one run
 SECONDS_BETWEEN_LINES_OF_A_SWEEP = 30.0  # which may go on for days
