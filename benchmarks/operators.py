@@ -7,7 +7,9 @@ from torch.profiler import ProfilerActivity, profile
 from workloads import NETS, SEED, Workload
 
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client import trainer as local
+from bcfl.client.examples import Examples, pool
+from bcfl.client.score import log_likelihoods
+from bcfl.client.trainer import fit
 from bcfl.engines.heap import keep_blocks
 from bcfl.model.flat import FlatModel, build
 from bcfl.randomness import generator
@@ -38,8 +40,8 @@ def shares(nets: tuple[Workload, ...] = NETS) -> dict[str, dict[str, float]]:
 
 def _shares(net: Workload, task: str) -> dict[str, float]:
     data = net.data()
-    x, images = local.pool(data.x_train)
-    own = local.Examples(x, data.y_train, data.train_of[0], images)
+    x, images = pool(data.x_train)
+    own = Examples(x, data.y_train, data.train_of[0], images)
     model = FlatModel(build(net.factory, SEED, "operators"))
     belief = Gaussian(model.vector.clone(), torch.ones_like(model.vector))
     threads = torch.get_num_threads()
@@ -47,9 +49,9 @@ def _shares(net: Workload, task: str) -> dict[str, float]:
     def work() -> None:
         if task == "training":
             stream = generator(SEED, "operators")
-            local.fit(model, belief.mean, belief, own, net.training, stream, curvature=True)
+            fit(model, belief.mean, belief, own, net.training, stream, curvature=True)
         else:
-            local.log_likelihoods(model, belief.mean[None], own, torch.arange(len(own)))
+            log_likelihoods(model, belief.mean[None], own, torch.arange(len(own)))
 
     keep_blocks(belief.mean.nbytes)
     torch.set_num_threads(1)

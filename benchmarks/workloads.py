@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from bcfl.association.hypotheses import Branches
-from bcfl.client.trainer import Training, batches
+from bcfl.client.examples import batches
+from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.engines.heap import keep_freed_memory

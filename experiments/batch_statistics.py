@@ -17,7 +17,7 @@ from runs import runs_and_file
 from torch import Tensor, nn
 
 import bcfl
-from bcfl.client.trainer import batch_norms, evaluate
+from bcfl.client.score import batch_norms, evaluate
 from bcfl.data.partition import FederatedData
 from bcfl.files import write_atomically
 from bcfl.predict.metrics import summarise

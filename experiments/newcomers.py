@@ -17,8 +17,8 @@ from torch import Tensor
 
 import bcfl
 from bcfl.association.hypotheses import renumbering
-from bcfl.client import trainer as local
-from bcfl.client.trainer import Examples
+from bcfl.client.examples import Examples, pool
+from bcfl.client.score import NUM_BINS, calibration_table, log_probabilities
 from bcfl.federation import Hypotheses
 from bcfl.files import write_atomically
 from bcfl.model.flat import FlatModel, build
@@ -45,9 +45,9 @@ def newcomers(result: Result) -> tuple[list[Tensor], list[Tensor], list[int]]:
     own, x, y = (data.train_of, data.x_train, data.y_train) if away else (data.test_of, data.x_test, data.y_test)
     for client in (c for c in away or known if len(own[c]) >= 2 * max(SIZES)):
         rows = own[client][torch.randperm(len(own[client]), generator=torch.Generator().manual_seed(client))[:MOST]]
-        pooled, images = local.pool(x[rows])
+        pooled, images = pool(x[rows])
         examples = Examples(pooled, y[rows], torch.arange(len(rows)), images)
-        values.append(local.log_probabilities(model, result.state.models.mean, examples, torch.arange(len(rows))))
+        values.append(log_probabilities(model, result.state.models.mean, examples, torch.arange(len(rows))))
         labels.append(y[rows])
         members = [c for c in known if data.group[c] == data.group[client] and c != client]
         placed = result.assignment[members]
@@ -81,14 +81,14 @@ def predictions(result: Result, values: list[Tensor], labels: list[Tensor], scor
     shares = torch.stack([belief_shares(one, state.model_of, len(state.models)) for one in posterior(state, score)])
     found: dict[str, float] = {}
     for name, weight in (("mixture", shares), ("best", (shares == shares.amax(1, keepdim=True)).double())):
-        nll, table = [], torch.zeros(local.NUM_BINS, 3, dtype=torch.float64)
+        nll, table = [], torch.zeros(NUM_BINS, 3, dtype=torch.float64)
         for client, (log_p, y) in enumerate(zip(values, labels, strict=True)):
             others = slice(len(y) // 2, None)
             own = weight[client * HANDFULS : (client + 1) * HANDFULS]
             p = torch.einsum("hb,bec->hec", own / own.sum(1, keepdim=True), log_p[:, others].double().exp())
             confidence, guess = p.max(2)
             nll.append(-p[:, torch.arange(p.shape[1]), y[others]].log().mean())
-            table += local.calibration_table(confidence.flatten(), (guess == y[others]).flatten())
+            table += calibration_table(confidence.flatten(), (guess == y[others]).flatten())
         found |= {f"{name}_nll": float(torch.stack(nll).mean()), f"{name}_ece": calibration_error(table)}
     return found
 
@@ -102,7 +102,7 @@ def quality(result: Result, score: Tensor, true: Tensor) -> dict[str, float]:
     return {
         "accuracy": float((guess == true).double().mean()),
         "confidence": float(confidence.mean()),
-        "ece": calibration_error(local.calibration_table(confidence, guess == true)),
+        "ece": calibration_error(calibration_table(confidence, guess == true)),
         "nll": -float(p.gather(1, true[:, None]).clamp(min=1e-12).log().mean()),
         "sure_and_wrong": float(((confidence > 0.99) & (guess != true)).double().mean()),
     }

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from bcfl.association.conceptual import ConjugateClient
 from bcfl.association.hypotheses import Branches
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client.trainer import Examples, Training, pool
+from bcfl.client.examples import Examples, pool
+from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Participation, SimulatedClients, Simulator

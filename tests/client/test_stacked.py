@@ -20,8 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 import bcfl
 from bcfl.belief.gaussian import Gaussian, flat
+from bcfl.client.examples import Examples, pool
+from bcfl.client.score import Evaluation
 from bcfl.client.stacked import Stack, find_device
-from bcfl.client.trainer import Evaluation, Examples, Training, pool
+from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Participation, Simulator
@@ -516,7 +518,7 @@ def test_all_is_done_on_the_device(fisher: str, one_by_one: bool, monkeypatch: p
         return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.Flatten(), nn.Linear(72, 3))
 
     monkeypatch.setattr("bcfl.client.stacked_model._near", lambda a, b: a.shape == b.shape)  # needs numbers
-    monkeypatch.setattr("bcfl.client.trainer.proximal_pull", lambda precision, n, training: precision / (precision + n))
+    monkeypatch.setattr("bcfl.client.stacked.proximal_pull", lambda precision, n, training: precision / (precision + n))
     x, images = pool(torch.randn(20, 1, 8, 8))
     examples = [Examples(x, torch.zeros(20).long(), index, images) for index in torch.arange(20).split([5, 15])]
     training, model = Training(local_steps=2, batch_size=8, fisher=fisher), FlatModel(build(module, 0))

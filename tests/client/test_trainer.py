@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,20 @@ from federation_fixtures import NUM_CLASSES, NUM_FEATURES, client_data, examples
 from torch import Tensor, nn
 
 from bcfl.belief.gaussian import Fusion, Gaussian, flat
-from bcfl.client import trainer as local
-from bcfl.client.trainer import Examples, Training
+from bcfl.client.check import check_model
+from bcfl.client.examples import Examples, batches
+from bcfl.client.fisher import exact_fisher
+from bcfl.client.score import (
+    FLOOR,
+    NUM_BINS,
+    evaluate,
+    log_likelihoods,
+    log_probabilities,
+    scoring_rows,
+    share_explained,
+    total_log_likelihood,
+)
+from bcfl.client.trainer import Training, _descend, fit, proximal_pull
 from bcfl.model.flat import LARGE, FlatModel, build
 from bcfl.randomness import generator
 
@@ -29,7 +42,7 @@ def tiny_examples(num_examples: int = 30) -> Examples:
 def fitted(
     model: FlatModel, prior: Gaussian, examples: Examples, training: Training, *, curvature: bool = False
 ) -> Gaussian:
-    return local.fit(model, prior.mean, prior, examples, training, generator(0), curvature=curvature)[0]
+    return fit(model, prior.mean, prior, examples, training, generator(0), curvature=curvature)[0]
 
 
 def objective_minimum(prior: Gaussian, examples: Examples) -> Tensor:
@@ -75,7 +88,7 @@ def test_many_short_trainings_come_to_the_same_map(momentum_state: str) -> None:
     training = replace(FULL, local_steps=10, learning_rate=0.2, momentum_state=momentum_state)
     theta, momentum = prior.mean, None
     for _ in range(300):
-        posterior, after = local.fit(
+        posterior, after = fit(
             model, theta, prior, examples, training, generator(0), curvature=False, momentum=momentum
         )
         theta, momentum = posterior.mean, after if momentum_state == "client" else None
@@ -129,7 +142,7 @@ def test_a_stronger_prior_holds_the_solution_closer_and_never_blows_up() -> None
 
 
 def test_a_weak_prior_keeps_its_digits() -> None:
-    pull = local.proximal_pull(torch.tensor([1e-6, 0.0, torch.inf]), 1, Training(learning_rate=0.01, momentum=0.9))
+    pull = proximal_pull(torch.tensor([1e-6, 0.0, torch.inf]), 1, Training(learning_rate=0.01, momentum=0.9))
     assert pull is not None
     assert pull.tolist() == pytest.approx([1e-7, 0, 1], rel=1e-5)
 
@@ -155,7 +168,7 @@ def reference_sgd(vector: Tensor, examples: Examples, training: Training, num_ro
     for index in range(num_rounds):
         if fresh:
             optimiser = torch.optim.SGD(parameters, training.learning_rate, training.momentum)
-        for rows in local.batches(len(examples), training.batch_size, training.local_steps, generator(index)):
+        for rows in batches(len(examples), training.batch_size, training.local_steps, generator(index)):
             x, y = examples.batch(rows)
             model.gradient.zero_()
             F.cross_entropy(model.module(x), y).backward()
@@ -170,7 +183,7 @@ def test_momentum_is_that_of_torch(state: str) -> None:
     vector = torch.cat([start, torch.zeros(num)]) if state == "belief" else start
     momentum = None
     for index in range(3):
-        posterior, velocity = local.fit(
+        posterior, velocity = fit(
             model, vector, flat(vector), examples, training, generator(index), curvature=False, momentum=momentum
         )
         vector = posterior.mean
@@ -246,12 +259,15 @@ def trained_vector(model: FlatModel, examples: Examples) -> Tensor:
         (convolutional, image_examples()),
     ],
 )
-def test_exact_fisher_is_the_mean_of_squared_gradients(factory: type[nn.Module], examples: Examples) -> None:
+@pytest.mark.parametrize("closed", [True, False])
+def test_exact_fisher_is_the_mean_of_squared_gradients(
+    factory: type[nn.Module], examples: Examples, closed: bool
+) -> None:
     model = FlatModel(build(factory, 0))
     vector = trained_vector(model, examples)
     expected = per_example_loop(model, vector, examples)
     model.load(vector)
-    found = local.exact_fisher(model, examples, 10_000, generator(0))
+    found = exact_fisher(model, examples, torch.arange(len(examples)), closed=closed)
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-8)
     assert torch.equal(model.vector, vector)  # the running statistics too
     assert torch.equal(per_example_loop(model, vector, examples), expected)  # and the module is as it was
@@ -274,25 +290,26 @@ def test_exact_fisher_agrees_with_backpack(factory: type[nn.Module], examples: E
     loss = backpack.extend(nn.CrossEntropyLoss())(plain(x.contiguous().requires_grad_()), y)
     with backpack.backpack(SumGradSquared()):
         loss.backward()
-    found = model.parameter_views(local.exact_fisher(model, examples, 10_000, generator(0)))
+    found = model.parameter_views(exact_fisher(model, examples, torch.arange(len(examples)), closed=True))
     for name, parameter in plain.named_parameters():
         expected = len(examples) * parameter.sum_grad_squared  # of gradients of the mean loss: each is 1/N of its own
         assert torch.allclose(found[name], expected, rtol=1e-4, atol=1e-8), name
 
 
-def test_exact_fisher_of_some_examples_is_over_those_it_drew() -> None:
+def test_exact_fisher_of_some_examples_is_over_those() -> None:
     model, examples = FlatModel(build(linear, 0)), tiny_examples()
     rows = torch.randperm(len(examples), generator=generator(5))[:7]
     drawn = replace(examples, index=examples.index[rows])
     expected = per_example_loop(model, model.vector.clone(), drawn)
-    assert torch.allclose(local.exact_fisher(model, examples, 7, generator(5)), expected, rtol=1e-4, atol=1e-9)
+    assert torch.allclose(exact_fisher(model, examples, rows, closed=True), expected, rtol=1e-4, atol=1e-9)
 
 
-def test_posterior_precision_is_the_priors_plus_n_times_exact_fisher() -> None:
+@pytest.mark.parametrize("kind", ["exact", "examples"])
+def test_posterior_precision_is_the_priors_plus_n_times_exact_fisher(kind: Any) -> None:
     model, examples = FlatModel(build(network, 0)), tiny_examples()
     start = model.vector.clone()
     prior = Gaussian(start, torch.where(torch.arange(len(start)) < model.num_parameters, 2.0, 0.0))
-    posterior = fitted(model, prior, examples, Training(fisher="exact"), curvature=True)
+    posterior = fitted(model, prior, examples, Training(fisher=kind), curvature=True)
     fisher = per_example_loop(model, posterior.mean, examples)
     split = model.num_parameters
     assert torch.allclose(posterior.precision[:split], 2 + 30 * fisher, rtol=1e-4)
@@ -306,7 +323,7 @@ def test_batch_fisher_is_batch_size_times_the_squared_batch_gradient() -> None:
     training = Training(learning_rate=1e-12, batch_size=8, local_steps=4)
     posterior = fitted(model, flat(start), examples, training, curvature=True)
     expected = torch.zeros(model.num_parameters)
-    for rows in local.batches(len(examples), 8, 4, generator(0)):
+    for rows in batches(len(examples), 8, 4, generator(0)):
         x, y = examples.batch(rows)
         model.gradient.zero_()
         F.cross_entropy(model.module(x), y).backward()
@@ -333,7 +350,7 @@ def test_a_client_that_fits_into_a_batch_has_the_exact_fisher(num_examples: int)
     training = Training(learning_rate=0.01, momentum_state="fresh")
     by_batch, exact = (
         fitted(model, flat(trained), examples, replace(training, fisher=kind), curvature=True)
-        for kind in ("batch", "exact")
+        for kind in ("auto", "examples")
     )
     assert torch.equal(by_batch.mean, exact.mean)
     assert torch.equal(by_batch.precision, exact.precision)
@@ -355,14 +372,6 @@ def test_batch_fisher_is_too_small_by_the_share_of_a_batch(batch_size: int) -> N
     share = (len(examples) - batch_size) / (len(examples) - 1)
     expected = batch_size * mean**2 + share * (fisher - mean**2)
     assert torch.allclose(found, expected, rtol=0.1)
-
-
-def test_exact_fisher_of_a_large_model_is_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, examples = FlatModel(build(network, 0)), tiny_examples()
-    expected = local.exact_fisher(model, examples, 30, generator(0))
-    monkeypatch.setattr(local, "FISHER_LARGE", model.num_parameters - 1)
-    monkeypatch.delattr(local, "_stacked_fisher")
-    assert torch.allclose(local.exact_fisher(model, examples, 30, generator(0)), expected, rtol=1e-4, atol=1e-8)
 
 
 def test_without_curvature_the_precision_counts_examples() -> None:
@@ -389,14 +398,14 @@ def test_statistics_are_averaged_by_examples_when_posteriors_are_fused() -> None
 
 
 def test_batches_pass_over_all_examples_before_any_comes_again() -> None:
-    taken = list(local.batches(10, 4, 5, generator(0)))
+    taken = list(batches(10, 4, 5, generator(0)))
     assert [len(rows) for rows in taken] == [4] * 5
     order = torch.cat(taken)
     assert sorted(order[:10].tolist()) == sorted(order[10:].tolist()) == list(range(10))
 
 
 def test_a_client_smaller_than_a_batch_gives_all_it_has() -> None:
-    taken = list(local.batches(3, 32, 4, generator(0)))
+    taken = list(batches(3, 32, 4, generator(0)))
     assert len(taken) == 4
     assert all(sorted(rows.tolist()) == [0, 1, 2] for rows in taken)
 
@@ -408,7 +417,7 @@ def test_scores_are_log_likelihoods_in_evaluation_mode() -> None:
     examples = tiny_examples(150)  # more than one chunk
     model, plain = FlatModel(build(network, 0)), FlatModel(build(network, 0))
     vectors = torch.stack([trained_vector(model, examples), trained_vector(FlatModel(build(network, 1)), examples)])
-    found = local.log_likelihoods(model, vectors, examples, torch.arange(150))
+    found = log_likelihoods(model, vectors, examples, torch.arange(150))
     for i, vector in enumerate(vectors):
         plain.load(vector)
         x, y = examples.batch(torch.arange(150))
@@ -421,41 +430,41 @@ def test_scores_do_not_depend_on_what_else_is_in_the_batch() -> None:
     examples = tiny_examples(100)
     model = FlatModel(build(network, 0))
     vectors = trained_vector(model, examples)[None]
-    together = local.log_likelihoods(model, vectors, examples, torch.arange(100))
-    alone = torch.cat([local.log_likelihoods(model, vectors, examples, torch.tensor([row])) for row in range(100)], 1)
+    together = log_likelihoods(model, vectors, examples, torch.arange(100))
+    alone = torch.cat([log_likelihoods(model, vectors, examples, torch.tensor([row])) for row in range(100)], 1)
     assert torch.allclose(together, alone, atol=1e-5)
     assert torch.equal(model.vector, vectors[0])  # scoring left the running statistics as they were
 
 
 def test_total_log_likelihood_is_scaled_up_to_all_examples() -> None:
     values = torch.tensor([[-1.0, -3.0], [-2.0, -2.5]])
-    assert local.total_log_likelihood(values, 10).tolist() == [-20, -22.5]
-    assert local.total_log_likelihood(values, 10).dtype == torch.float64
+    assert total_log_likelihood(values, 10).tolist() == [-20, -22.5]
+    assert total_log_likelihood(values, 10).dtype == torch.float64
 
 
 def test_share_explained_counts_the_best_model_of_each_example() -> None:
     values = torch.tensor([[-1.0, -3.0, -1.0, -9.0], [-2.0, -2.0, -1.0, -8.0], [-5.0, -5.0, -5.0, -7.0]])
-    assert local.share_explained(values, 100).tolist() == [0.5, 0.25, 0.25]
+    assert share_explained(values, 100).tolist() == [0.5, 0.25, 0.25]
 
 
 def test_scoring_rows_are_all_or_a_draw_without_repetition() -> None:
-    assert local.scoring_rows(5, None, generator(0)).tolist() == [0, 1, 2, 3, 4]
-    assert local.scoring_rows(5, 9, generator(0)).tolist() == [0, 1, 2, 3, 4]
-    some = local.scoring_rows(50, 20, generator(0))
+    assert scoring_rows(5, None, generator(0)).tolist() == [0, 1, 2, 3, 4]
+    assert scoring_rows(5, 9, generator(0)).tolist() == [0, 1, 2, 3, 4]
+    some = scoring_rows(50, 20, generator(0))
     assert len(set(some.tolist())) == 20
-    assert torch.equal(some, local.scoring_rows(50, 20, generator(0)))
+    assert torch.equal(some, scoring_rows(50, 20, generator(0)))
 
 
 def test_an_overflow_is_the_worst_score_and_not_a_nan() -> None:
     examples = replace(tiny_examples(), x=torch.full((30, NUM_FEATURES), 3e38))
     model = FlatModel(build(linear, 0))
     vectors = torch.stack([model.vector * 100, torch.zeros_like(model.vector)])
-    values = local.log_likelihoods(model, vectors, examples, torch.arange(30))
-    assert values[0].eq(local.FLOOR).any()
+    values = log_likelihoods(model, vectors, examples, torch.arange(30))
+    assert values[0].eq(FLOOR).any()
     assert values.isfinite().all()
     assert torch.allclose(values[1], -torch.log(torch.tensor(3.0)))
-    log_p = local.log_probabilities(model, vectors[:1], examples, torch.arange(30))[0]
-    evaluation = local.evaluate(log_p, examples.y, NUM_CLASSES)
+    log_p = log_probabilities(model, vectors[:1], examples, torch.arange(30))[0]
+    evaluation = evaluate(log_p, examples.y, NUM_CLASSES)
     assert int(evaluation.confusion.sum()) == 30
     assert np.isfinite(evaluation.log_likelihood)
     assert evaluation.calibration.isfinite().all()
@@ -466,8 +475,8 @@ def test_evaluation_by_hand() -> None:
     model = FlatModel(build(network, 0))
     vector = trained_vector(model, examples)
     model.module.train()  # whatever was done before
-    predictions = local.log_probabilities(model, vector[None], examples, torch.arange(100))[0]
-    found = local.evaluate(predictions, examples.y, NUM_CLASSES)
+    predictions = log_probabilities(model, vector[None], examples, torch.arange(100))[0]
+    found = evaluate(predictions, examples.y, NUM_CLASSES)
     assert torch.equal(model.vector, vector)
     log_p = torch.empty(100, NUM_CLASSES, dtype=torch.float64)
     with torch.no_grad():
@@ -475,10 +484,10 @@ def test_evaluation_by_hand() -> None:
             log_p[row] = model.module.eval()(examples.batch(torch.tensor([row]))[0]).double().log_softmax(1)[0]
     predicted, confidence = log_p.argmax(1), log_p.exp().amax(1)
     confusion = torch.zeros(NUM_CLASSES, NUM_CLASSES, dtype=torch.int64)
-    table = torch.zeros(local.NUM_BINS, 3, dtype=torch.float64)
+    table = torch.zeros(NUM_BINS, 3, dtype=torch.float64)
     for own, guess, sure in zip(examples.y.tolist(), predicted.tolist(), confidence.tolist(), strict=True):
         confusion[own, guess] += 1
-        table[min(int(sure * local.NUM_BINS), local.NUM_BINS - 1)] += torch.tensor([1.0, sure, float(own == guess)])
+        table[min(int(sure * NUM_BINS), NUM_BINS - 1)] += torch.tensor([1.0, sure, float(own == guess)])
     assert torch.equal(found.confusion, confusion)
     assert found.log_likelihood == pytest.approx(float(log_p.gather(1, examples.y[:, None]).sum()), abs=1e-4)
     assert torch.allclose(found.calibration, table, atol=1e-4)
@@ -488,7 +497,7 @@ def test_evaluation_by_hand() -> None:
 
 
 def test_check_model_tells_classes_and_global_draws() -> None:
-    assert local.check_model(FlatModel(build(network, 0)), tiny_examples(), 2) == (NUM_CLASSES, False)
+    assert check_model(FlatModel(build(network, 0)), tiny_examples(), 2) == (NUM_CLASSES, False)
 
     class Drawing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -496,7 +505,7 @@ def test_check_model_tells_classes_and_global_draws() -> None:
 
     state = torch.get_rng_state()
     model = FlatModel(build(lambda: Drawing(NUM_FEATURES, NUM_CLASSES), 0))
-    assert local.check_model(model, tiny_examples(), NUM_CLASSES) == (NUM_CLASSES, True)
+    assert check_model(model, tiny_examples(), NUM_CLASSES) == (NUM_CLASSES, True)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -510,7 +519,7 @@ def test_check_model_tells_classes_and_global_draws() -> None:
 )
 def test_check_model_refuses_what_does_not_fit(module: nn.Module, num_classes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        local.check_model(FlatModel(module), tiny_examples(), num_classes)
+        check_model(FlatModel(module), tiny_examples(), num_classes)
 
 
 class Indexing(nn.Module):
@@ -537,24 +546,24 @@ class Indexing(nn.Module):
 def test_check_model_tells_whoever_takes_inputs_for_indices(look_up: Callable[[Tensor, Tensor], Tensor]) -> None:
     x, y = torch.arange(16.0).view(4, 4) % 9, torch.arange(4) % NUM_CLASSES
     with pytest.raises(ValueError, match=r"; inputs arrive as float32: use x\.long\(\)$"):
-        local.check_model(FlatModel(Indexing(look_up)), examples_of(x, y), NUM_CLASSES)
+        check_model(FlatModel(Indexing(look_up)), examples_of(x, y), NUM_CLASSES)
     with pytest.raises(ValueError, match="does not accept inputs") as refused:  # for what they are, not for their type
-        local.check_model(FlatModel(Indexing(lambda x, t: look_up(x.long() + 9, t))), examples_of(x, y), NUM_CLASSES)
+        check_model(FlatModel(Indexing(lambda x, t: look_up(x.long() + 9, t))), examples_of(x, y), NUM_CLASSES)
     assert "float32" not in str(refused.value)
     whole = FlatModel(Indexing(lambda x, table: look_up(x.long(), table)))
-    assert local.check_model(whole, examples_of(x, y), NUM_CLASSES) == (NUM_CLASSES, False)
+    assert check_model(whole, examples_of(x, y), NUM_CLASSES) == (NUM_CLASSES, False)
 
 
 def test_check_model_tries_a_batch_of_training_or_a_prediction() -> None:
     model, one = FlatModel(build(network, 0)), tiny_examples(1)
     with pytest.raises(ValueError, match=r"trained on one example at a time \(.*\): a client has one training example"):
-        local.check_model(model, one, NUM_CLASSES, batch_size=32)
+        check_model(model, one, NUM_CLASSES, batch_size=32)
     with pytest.raises(ValueError, match=r"at a time .*: training\.batch_size is 1, at least 2 are needed"):
-        local.check_model(model, tiny_examples(), NUM_CLASSES, batch_size=1)
-    assert local.check_model(model, one, NUM_CLASSES, predicts_only=True) == (NUM_CLASSES, False)
-    assert local.check_model(FlatModel(build(linear, 0)), one, NUM_CLASSES, batch_size=1) == (NUM_CLASSES, False)
+        check_model(model, tiny_examples(), NUM_CLASSES, batch_size=1)
+    assert check_model(model, one, NUM_CLASSES, predicts_only=True) == (NUM_CLASSES, False)
+    assert check_model(FlatModel(build(linear, 0)), one, NUM_CLASSES, batch_size=1) == (NUM_CLASSES, False)
     with pytest.raises(ValueError, match=r"does not accept inputs of shape \(4,\)"):  # not for want of examples
-        local.check_model(FlatModel(nn.Linear(5, 3)), one, NUM_CLASSES, batch_size=1)
+        check_model(FlatModel(nn.Linear(5, 3)), one, NUM_CLASSES, batch_size=1)
 
 
 class Replacing(nn.Linear):
@@ -576,7 +585,7 @@ class Replacing(nn.Linear):
 @pytest.mark.parametrize("what", ["weight", "mean"])
 def test_check_model_refuses_a_model_that_replaces_its_tensors(what: str) -> None:
     with pytest.raises(ValueError, match=f"puts another tensor in the place of {what} when it is called"):
-        local.check_model(FlatModel(Replacing(what)), tiny_examples(), NUM_CLASSES)
+        check_model(FlatModel(Replacing(what)), tiny_examples(), NUM_CLASSES)
 
 
 def test_check_model_tells_how_to_flatten_images() -> None:
@@ -585,7 +594,7 @@ def test_check_model_tells_how_to_flatten_images() -> None:
             return super().forward(x.view(len(x), -1))
 
     with pytest.raises(ValueError, match=r"use x.flatten\(1\), not x.view"):
-        local.check_model(FlatModel(Viewing(72, 3)), image_examples(), 3)
+        check_model(FlatModel(Viewing(72, 3)), image_examples(), 3)
 
 
 def test_what_a_model_keeps_from_scoring_can_be_trained_through() -> None:
@@ -599,7 +608,7 @@ def test_what_a_model_keeps_from_scoring_can_be_trained_through() -> None:
 
     model, examples = FlatModel(Caching(NUM_FEATURES, NUM_CLASSES)), tiny_examples()
     start = model.vector.clone()
-    local.log_likelihoods(model, [start], examples, torch.arange(4))
+    log_likelihoods(model, [start], examples, torch.arange(4))
     assert not torch.equal(fitted(model, flat(start), examples, Training()).mean, start)
 
 
@@ -610,6 +619,6 @@ def test_a_step_has_the_bits_of_its_plain_operations(length: int, momentum: floa
     theta, velocity, gradient = (torch.randn(length, generator=draws) ** 5 for _ in range(3))
     expected_velocity = velocity * momentum + gradient
     expected = theta.sub(expected_velocity, alpha=0.03)
-    local._descend(theta, velocity, gradient, Training(learning_rate=0.03, momentum=momentum))
+    _descend(theta, velocity, gradient, Training(learning_rate=0.03, momentum=momentum))
     assert torch.equal(velocity, expected_velocity)
     assert torch.equal(theta, expected)

@@ -15,7 +15,8 @@ from statistics import median
 from torch import nn
 from bcfl.engines.heap import give_back_memory, keep_blocks, keep_freed_memory
 from bcfl.belief.gaussian import flat
-from bcfl.client.trainer import Examples, Training, fit
+from bcfl.client.examples import Examples
+from bcfl.client.trainer import Training, fit
 from bcfl.model.flat import FlatModel, cifar_cnn, fashion_cnn, mlp
 
 factory = {factory}

@@ -21,8 +21,8 @@ pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from bcfl.client import trainer as local
 from bcfl.client.client import LocalClient, draw_model, layout_of
+from bcfl.client.score import FLOOR, log_likelihoods
 from bcfl.client.trainer import Training
 from bcfl.engines.flower.client import Respondent
 from bcfl.engines.flower.privacy import LEAST_VARIANCE, Ledger, Privacy, Protection, privacy_from, spent
@@ -77,9 +77,9 @@ def test_a_blurred_model_with_batchnorm_can_still_be_scored(state: Any, monkeypa
     assert bool((variances < 0).any())
     assert all(bool((positive[part] > 0).all()) for part in layout.variances)
     assert int((plain != positive).sum()) == int((variances < LEAST_VARIANCE).sum())  # and nothing else is changed
-    scores = local.log_likelihoods(model, [plain, positive], examples, torch.arange(len(examples)))
-    assert bool((scores[0] == local.FLOOR).all())
-    assert bool((scores[1] > local.FLOOR).all())
+    scores = log_likelihoods(model, [plain, positive], examples, torch.arange(len(examples)))
+    assert bool((scores[0] == FLOOR).all())
+    assert bool((scores[1] > FLOOR).all())
     assert len(scores[1].unique()) > 1
 
 

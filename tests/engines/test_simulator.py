@@ -28,8 +28,9 @@ from federation_fixtures import (
 from torch import Tensor, nn
 
 from bcfl.belief.gaussian import Gaussian, flat
-from bcfl.client import trainer as local
+from bcfl.client import trainer
 from bcfl.client.client import LARGEST, continued_momentum, is_usable
+from bcfl.client.examples import batches
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.engines.simulator import Participation, Simulator
@@ -129,7 +130,7 @@ def test_a_model_that_draws_globally_is_trained_by_one_worker_and_repeats(fisher
 
 def test_only_a_few_posteriors_are_ever_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     alive = {"now": 0, "peak": 0}
-    fit = local.fit
+    fit = trainer.fit
 
     def counted(*args: Any, **options: Any) -> tuple[Gaussian, Tensor]:
         posterior, momentum = fit(*args, **options)
@@ -138,7 +139,7 @@ def test_only_a_few_posteriors_are_ever_alive(monkeypatch: pytest.MonkeyPatch) -
         weakref.finalize(posterior, lambda: alive.update(now=alive["now"] - 1))
         return posterior, momentum
 
-    monkeypatch.setattr(local, "fit", counted)
+    monkeypatch.setattr(trainer, "fit", counted)
     with simulator(tiny_federation(num_clients=60, num_examples=8), linear, num_workers=2) as engine:
         for method in (FedAvg(), make_method("ifca", {}), make_method("bcfl-g", {}), make_method("bcfl-mh-3", {})):
             run(method, engine, 1)
@@ -372,7 +373,7 @@ def test_carried_momentum_of_a_lone_client_is_one_long_training(state: str) -> N
         optimiser = torch.optim.SGD(model.module.parameters(), training.learning_rate, training.momentum)
         for index in (1, 2, 3):
             stream = torch.Generator().manual_seed(engine.clients[0]._stream("fit", index, 0).initial_seed())
-            for rows in local.batches(len(own), training.batch_size, training.local_steps, stream):
+            for rows in batches(len(own), training.batch_size, training.local_steps, stream):
                 x, y = own.batch(rows)
                 model.gradient.zero_()
                 F.cross_entropy(model.module(x), y).backward()
@@ -392,7 +393,7 @@ def test_momentum_of_a_belief_is_averaged_by_examples() -> None:
 
 def test_client_momentum_follows_the_beliefs_line_of_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[dict[tuple[int, bytes], tuple[Tensor | None, Tensor]]] = []  # [round][client, start]
-    fit = local.fit
+    fit = trainer.fit
 
     def recorded(model: FlatModel, start: Tensor, prior: Gaussian, examples: Any, *args: Any, **options: Any) -> Any:
         posterior, velocity = fit(model, start, prior, examples, *args, **options)
@@ -400,7 +401,7 @@ def test_client_momentum_follows_the_beliefs_line_of_descent(monkeypatch: pytest
         trained[-1][key] = (options["momentum"], velocity.clone())
         return posterior, velocity
 
-    monkeypatch.setattr(local, "fit", recorded)
+    monkeypatch.setattr(trainer, "fit", recorded)
     method = BCFL(num_clusters=2, max_hypotheses=3)
     with simulator(factory=linear, training=replace(QUICK, momentum_state="client")) as engine:
         state, descended = method.init(engine.begin(0)), 0

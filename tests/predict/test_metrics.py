@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score, confusion_matrix, f1_score
 
-from bcfl.client.trainer import Evaluation
+from bcfl.client.score import Evaluation
 from bcfl.predict.metrics import (
     agreement,
     calibration_error,

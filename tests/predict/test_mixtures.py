@@ -9,7 +9,7 @@ from federation_fixtures import NUM_CLASSES, NUM_FEATURES, examples_of, network
 from torch import Tensor, nn
 
 from bcfl.belief.gaussian import Gaussian, sample
-from bcfl.client import trainer as local
+from bcfl.client.score import evaluate, last_layer_scores, log_mixture, log_probabilities
 from bcfl.model.flat import FlatModel, build
 from bcfl.predict.mixtures import (
     accuracy_at_coverage,
@@ -99,7 +99,7 @@ def test_the_last_layers_scores_have_the_moments_of_sampled_networks() -> None:
     examples, rows = examples_of(x, torch.zeros(5, dtype=torch.int64)), torch.arange(5)
     precision = torch.full_like(model.vector, 10.0)
     belief = varied(Gaussian(model.vector.clone(), precision), model.num_parameters, model.num_last_layer, 10.0)
-    mean, variance = local.last_layer_scores(model, belief, examples, rows)
+    mean, variance = last_layer_scores(model, belief, examples, rows)
     outputs = []
     model.module.eval()
     with torch.no_grad():
@@ -124,15 +124,15 @@ def test_a_last_layer_that_gives_no_scores_is_named() -> None:
         model = FlatModel(module)
         belief = Gaussian(model.vector.clone(), torch.ones_like(model.vector))
         with pytest.raises(ValueError, match=message):
-            local.last_layer_scores(model, belief, examples, torch.arange(3))
+            last_layer_scores(model, belief, examples, torch.arange(3))
 
 
 def test_a_mixture_is_the_mean_of_probabilities_and_of_one_model_its_own() -> None:
     log_p = normal(3, 6, NUM_CLASSES).log_softmax(2).float()
     weight = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     by_hand = sum(w * p.double().exp() for w, p in zip(weight.tolist(), log_p, strict=True))
-    assert torch.allclose(local.log_mixture(log_p, weight.log()).double().exp(), by_hand, atol=1e-6)
-    assert torch.equal(local.log_mixture(log_p[:1], torch.zeros(1)), log_p[0])
+    assert torch.allclose(log_mixture(log_p, weight.log()).double().exp(), by_hand, atol=1e-6)
+    assert torch.equal(log_mixture(log_p[:1], torch.zeros(1)), log_p[0])
 
 
 def test_an_evaluated_mixture_is_that_of_its_probabilities() -> None:
@@ -140,8 +140,8 @@ def test_an_evaluated_mixture_is_that_of_its_probabilities() -> None:
     examples, model = examples_of(x, y), FlatModel(build(network, 0))
     vectors = torch.stack([FlatModel(build(network, seed)).vector for seed in (0, 1)])
     share = torch.tensor([0.25, 0.75], dtype=torch.float64)
-    log_p = local.log_mixture(local.log_probabilities(model, vectors, examples, torch.arange(70)), share.log())
-    found = local.evaluate(log_p, y, NUM_CLASSES)
+    log_p = log_mixture(log_probabilities(model, vectors, examples, torch.arange(70)), share.log())
+    found = evaluate(log_p, y, NUM_CLASSES)
     p = torch.zeros(70, NUM_CLASSES)
     with torch.no_grad():
         for w, vector in zip(share.tolist(), vectors, strict=True):
@@ -155,7 +155,7 @@ def test_an_evaluated_mixture_is_that_of_its_probabilities() -> None:
 
 def test_brier_by_hand() -> None:
     p = torch.tensor([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    found = local.evaluate(p.log(), torch.tensor([0, 1, 1]), 3)
+    found = evaluate(p.log(), torch.tensor([0, 1, 1]), 3)
     assert found.brier == pytest.approx((0.25 + 0.09 + 0.04) + 0.0 + 2.0)
 
 

@@ -59,7 +59,10 @@ def test_without_a_file_the_default_run_is_described() -> None:
         ({"training": {"learning_rate": "fast"}}, "training.learning_rate must be a number, got 'fast'"),
         ({"training": {"learning_rate": float("inf")}}, "training.learning_rate must be a number, got inf"),
         ({"training": {"learning_rate": True}}, "training.learning_rate must be a number, got True"),
-        ({"training": {"fisher": "full"}}, 'training.fisher must be "batch" or "exact", got \'full\''),
+        (
+            {"training": {"fisher": "full"}},
+            'training.fisher must be "auto" or "examples" or "batch" or "exact", got \'full\'',
+        ),
         ({"data": {"name": 7}}, "data.name must be a text, got 7"),
         ({"data": {"rotations": "0"}}, "data.rotations must be a list of whole numbers or \"none\", got '0'"),
         ({"data": {"rotations": ["0"]}}, "data.rotations must be a list of whole numbers or \"none\", got ['0']"),

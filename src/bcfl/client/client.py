@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian, distinct, temper
-from bcfl.client import trainer as local
-from bcfl.client.trainer import Evaluation, Examples, Training
+from bcfl.client import trainer
+from bcfl.client.examples import Examples
+from bcfl.client.score import Evaluation, Summary, evaluate, log_mixture, scoring_rows, total_log_likelihood
+from bcfl.client.trainer import Training
 from bcfl.extensions.racing import moments, race
 from bcfl.federation import num_held_out
 from bcfl.model.flat import FlatModel, ModelFactory, SharedModels, build
@@ -101,8 +103,8 @@ class LocalClient:
     test: Examples
     training: Training
     seed: int
-    draws_globally: bool  # whether the model draws from torch's global generator: see local.check_model
-    learning: Learning = local  # who computes
+    draws_globally: bool  # whether the model draws from torch's global generator: see check_model
+    learning: Learning = trainer  # who computes
     holder: int | None = None  # whose data these were at first, where clients have changed data in mid-run
 
     def num_scored(self, max_examples: int | None, held_out: float = 0.0) -> int:
@@ -116,7 +118,7 @@ class LocalClient:
         models: Tensor | Sequence[Tensor],
         round_index: int,
         max_examples: int | None,
-        summary: local.Summary,
+        summary: Summary,
         held_out: float = 0.0,
     ) -> Tensor:
         """A number per model that says how well it explains the client's data."""  # (model, vector) -> (model,)
@@ -137,7 +139,7 @@ class LocalClient:
         A part (first, last) is of these examples in a random order: as they lie they may be sorted by label.
         """  # (model, example)
         examples = self.scored(held_out)
-        rows = local.scoring_rows(len(examples), max_examples, self._stream("score", round_index, self.index))
+        rows = scoring_rows(len(examples), max_examples, self._stream("score", round_index, self.index))
         if part is not None:
             order = torch.randperm(len(rows), generator=self._stream("look", round_index, self.index))
             rows = rows[order[slice(*part)]]
@@ -157,7 +159,7 @@ class LocalClient:
         """
         num_models, num_scored, pairs = len(models), self.num_scored(max_examples), 0
         if not racing:
-            scores = self.score(model, models, round_index, max_examples, local.total_log_likelihood)
+            scores = self.score(model, models, round_index, max_examples, total_log_likelihood)
             return int(scores.argmax()), num_models * num_scored
 
         shared = SharedModels.of(models)
@@ -228,7 +230,7 @@ class LocalClient:
             return None
         self._stream("evaluate", self.index)
         log_p = self.learning.log_probabilities(model, vectors, self.test, torch.arange(len(self.test)))
-        return local.evaluate(local.log_mixture(log_p, log_weight), self.test.y[self.test.index], num_classes)
+        return evaluate(log_mixture(log_p, log_weight), self.test.y[self.test.index], num_classes)
 
     def _stream(self, *path: int | str) -> torch.Generator:
         """The client's stream of that name; torch's global generator joins it if the model draws from that."""

@@ -18,10 +18,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client import trainer as local
+from bcfl.client.examples import CHUNK, Examples, batches
+from bcfl.client.fisher import CHUNK as FISHER_CHUNK
 from bcfl.client.meeting import Meeting
+from bcfl.client.score import floored
 from bcfl.client.stacked_model import StackedModel
-from bcfl.client.trainer import Examples, Training
+from bcfl.client.trainer import Training, needs_exact_fisher, proximal_pull, pull_in_step
 from bcfl.model.flat import FlatModel
 
 T = TypeVar("T")
@@ -76,7 +78,7 @@ class _Fit:
 
     @property
     def exact_fisher(self) -> bool:
-        return local.needs_exact_fisher(self.training, len(self.examples))
+        return needs_exact_fisher(self.training, len(self.examples))
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Stack:
         num_steps: int | None = None,
         momentum: Tensor | None = None,
     ) -> tuple[Gaussian, Tensor]:
-        """As local.fit."""
+        """As fit."""
         steps = num_steps or training.local_steps
         asked = _Fit(start, prior, examples, training, generator, curvature, steps, momentum)
         answer: tuple[Gaussian, Tensor] = self._meeting.ask(asked)
@@ -143,17 +145,17 @@ class Stack:
     def log_likelihoods(
         self, model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor
     ) -> Tensor:
-        """As local.log_likelihoods."""  # (model, example)
+        """As log_likelihoods."""  # (model, example)
         outputs: Tensor = self._meeting.ask(_Outputs(vectors, examples, rows))
         y = examples.y[examples.index[rows]].expand(len(vectors), -1)
-        return local.floored(-F.cross_entropy(outputs.movedim(2, 1), y, reduction="none"))
+        return floored(-F.cross_entropy(outputs.movedim(2, 1), y, reduction="none"))
 
     def log_probabilities(
         self, model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor
     ) -> Tensor:
-        """As local.log_probabilities."""  # (model, example, class)
+        """As log_probabilities."""  # (model, example, class)
         outputs: Tensor = self._meeting.ask(_Outputs(vectors, examples, rows))
-        return local.floored(outputs.log_softmax(2))
+        return floored(outputs.log_softmax(2))
 
     def _answer(self, questions: Sequence[_Fit | _Outputs]) -> list[Any]:
         alike: dict[Hashable, list[int]] = {}
@@ -167,7 +169,7 @@ class Stack:
         return [answers[i] for i in range(len(questions))]
 
     def _fit(self, jobs: Sequence[_Fit]) -> list[tuple[Gaussian, Tensor]]:
-        """local.fit of jobs of one kind: what is a vector there has a first axis of jobs here."""
+        """fit of jobs of one kind: what is a vector there has a first axis of jobs here."""
         first, model, num_parameters = jobs[0], self._template, self._template.num_parameters
         training, size, num_steps = first.training, first.batch_size, first.num_steps
         start = torch.stack([job.start for job in jobs]).to(self.device)
@@ -182,9 +184,9 @@ class Stack:
             for of_jobs in zip(*((job.prior.mean, job.prior.precision) for job in jobs), strict=True)
         )
         num_examples = torch.tensor([float(len(job.examples)) for job in jobs], device=self.device)[:, None]
-        pull = local.proximal_pull(precision, num_examples, training)
+        pull = proximal_pull(precision, num_examples, training)
         fisher = torch.zeros_like(theta) if first.curvature and not first.exact_fisher else None
-        drawn = (local.batches(len(job.examples), size, num_steps, job.generator) for job in jobs)
+        drawn = (batches(len(job.examples), size, num_steps, job.generator) for job in jobs)
         rows = torch.stack([job.examples.index[torch.stack(list(own))] for job, own in zip(jobs, drawn, strict=True)])
         counters = self.model.counters(len(jobs))
 
@@ -196,7 +198,7 @@ class Stack:
                 fisher.addcmul_(gradient, gradient, value=size / num_steps)
             velocity.mul_(training.momentum).add_(gradient)
             theta.sub_(velocity, alpha=training.learning_rate)
-            if (own_pull := local.pull_in_step(step + 1, pull, training)) is not None:
+            if (own_pull := pull_in_step(step + 1, pull, training)) is not None:
                 theta.lerp_(prior_mean, own_pull)
 
         vector = torch.cat([theta, statistics], 1)
@@ -208,10 +210,10 @@ class Stack:
         return [_posterior(job, *own) for job, *own in zip(jobs, means, precision, velocity, strict=True)]
 
     def _exact_fisher(self, vector: Tensor, job: _Fit) -> Tensor:
-        """As local.exact_fisher."""  # (parameter,)
+        """As exact_fisher."""  # (parameter,)
         rows = torch.randperm(len(job.examples), generator=job.generator)[: job.training.fisher_examples]
         fisher = torch.zeros_like(vector[: self._template.num_parameters])
-        for part in job.examples.index[rows].split(min(local.FISHER_CHUNK, self.jobs_at_a_time)):
+        for part in job.examples.index[rows].split(min(FISHER_CHUNK, self.jobs_at_a_time)):
             gradients = self.model.example_gradients(vector, *self._batch(job.examples, part))
             fisher.add_(gradients.square().sum(0), alpha=1 / len(rows))
         return fisher
@@ -232,7 +234,7 @@ class Stack:
         while bunch := list(islice(waiting, 1 if self.model.mixes_examples else self.jobs_at_a_time)):
             vectors = torch.stack([load.vector for load in bunch]).to(self.device)
             if self.model.mixes_examples:  # the batches that the plain simulator takes
-                parts = [part[None] for rows in bunch[0].rows for part in rows.split(local.CHUNK)]
+                parts = [part[None] for rows in bunch[0].rows for part in rows.split(CHUNK)]
             else:
                 padded = pad_sequence([torch.cat(load.rows) for load in bunch], batch_first=True)  # with any row
                 parts = padded.split(max(self._examples_at_a_time // len(bunch), 1), 1)

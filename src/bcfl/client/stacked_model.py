@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad, vmap
 
-from bcfl.client.trainer import Examples
+from bcfl.client.examples import Examples
 from bcfl.model.flat import FlatModel, SeededDropout, views
 from bcfl.model.functional import call
 

@@ -20,9 +20,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from bcfl.client import trainer as local
+from bcfl.client.check import check_model
 from bcfl.client.client import Later, LocalClient
-from bcfl.client.trainer import Examples
+from bcfl.client.examples import Examples, pool
 from bcfl.data.partition import FederatedData
 from bcfl.deploy.logbook import Logbook, told
 from bcfl.engines.flower import FlowerEngine, Respondent, Terms
@@ -151,7 +151,7 @@ def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tupl
             f"partition-id must be a whole number below deploy.num_clients = {terms.num_clients}, got {index}"
         )
     data, own = client_data(config, index, node.get("data-factory"))
-    (x_train, images), (x_test, _) = local.pool(data.x_train), local.pool(data.x_test)
+    (x_train, images), (x_test, _) = pool(data.x_train), pool(data.x_test)
 
     def held_by(client: int) -> tuple[Examples, Examples]:
         train = Examples(x_train, data.y_train, data.train_of[client], images)
@@ -159,9 +159,7 @@ def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tupl
 
     train, test = held_by(own)
     model = FlatModel(build(model_factory(config), config.experiment.seed, "probe"))
-    num_classes, draws_globally = local.check_model(
-        model, train, data.num_classes, batch_size=config.training.batch_size
-    )
+    num_classes, draws_globally = check_model(model, train, data.num_classes, batch_size=config.training.batch_size)
     who = LocalClient(index, train, test, config.training, config.experiment.seed, draws_globally)
     group = None if data.group is None else int(data.group[own])
     later = None

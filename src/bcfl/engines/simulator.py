@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client import trainer as local
+from bcfl.client import trainer
+from bcfl.client.check import check_model
 from bcfl.client.client import (
     LocalClient,
     among,
@@ -20,8 +21,10 @@ from bcfl.client.client import (
     layout_of,
     wanted_models,
 )
+from bcfl.client.examples import Examples, pool
+from bcfl.client.score import Evaluation, Summary, share_explained, total_log_likelihood
 from bcfl.client.stacked import Stack, find_device
-from bcfl.client.trainer import Evaluation, Examples, Training
+from bcfl.client.trainer import Training
 from bcfl.data.partition import FederatedData
 from bcfl.engines.heap import give_back_memory, keep_blocks, keep_freed_memory
 from bcfl.engines.workers import Workers
@@ -81,14 +84,14 @@ class Simulator:
         keep_freed_memory(factory)
         self.factory, self.training, self.seed = factory, training, seed
         self.participation = participation or Participation()
-        (x_train, images), (x_test, _) = local.pool(data.x_train), local.pool(data.x_test)
+        (x_train, images), (x_test, _) = pool(data.x_train), pool(data.x_test)
         train = [Examples(x_train, data.y_train, index, images) for index in data.train_of]
         test = [Examples(x_test, data.y_test, index, images) for index in data.test_of]
         self.num_examples = torch.tensor([len(own) for own in train], dtype=torch.float64)
         if not self.num_examples.all():
             raise ValueError(f"client {int((self.num_examples == 0).nonzero()[0])} has no training data")
         probe = FlatModel(build(factory, seed, "probe"))
-        self.num_classes, draws_globally = local.check_model(
+        self.num_classes, draws_globally = check_model(
             probe, min(train, key=len), data.num_classes, batch_size=training.batch_size
         )
         self.layout = layout_of(probe, training)
@@ -98,7 +101,7 @@ class Simulator:
         stack = None if where is None else Stack(probe, where, [max(train, key=len), test[0]], training, draws_globally)
         self._machine = stack or Workers(self.num_workers, lambda: FlatModel(build(factory, seed, "probe")))
         self.clients = [
-            LocalClient(c, *own, training, seed, draws_globally, stack or local)
+            LocalClient(c, *own, training, seed, draws_globally, stack or trainer)
             for c, own in enumerate(zip(train, test, strict=True))
         ]
         self.drift = data.drift
@@ -178,12 +181,12 @@ class SimulatedClients:
         max_examples: int | None = None,
         held_out: float = 0.0,
     ) -> Tensor:
-        return self._score(models, max_examples, local.total_log_likelihood, held_out)
+        return self._score(models, max_examples, total_log_likelihood, held_out)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        return self._score(models, max_examples, local.share_explained)
+        return self._score(models, max_examples, share_explained)
 
-    def _score(self, models: Tensor, max_examples: int | None, summary: local.Summary, held_out: float = 0.0) -> Tensor:
+    def _score(self, models: Tensor, max_examples: int | None, summary: Summary, held_out: float = 0.0) -> Tensor:
         shared = SharedModels.of(models)
 
         def task(client: int, model: FlatModel) -> Tensor:

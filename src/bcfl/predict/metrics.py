@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcfl.client.trainer import Evaluation
+from bcfl.client.score import Evaluation
 
 
 def macro_f1(confusion: Tensor) -> float:

@@ -13,8 +13,18 @@ from torch import Tensor, nn
 from bcfl.association.hypotheses import entropy, renumbering
 from bcfl.belief.evidence import LEAST_PRECISION, Temperature, temper_scores
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client import trainer as local
-from bcfl.client.trainer import Examples
+from bcfl.client.check import check_model
+from bcfl.client.examples import Examples, pool
+from bcfl.client.score import (
+    evaluate,
+    floored,
+    last_layer_scores,
+    log_likelihoods,
+    log_mixture,
+    log_probabilities,
+    take_statistics,
+    total_log_likelihood,
+)
 from bcfl.data.arrays import checked
 from bcfl.federation import Hypotheses, Mixture, RoundInfo
 from bcfl.files import write_atomically
@@ -80,7 +90,7 @@ class Predictor:
         model, means = _model(self.factory), self.beliefs.mean.clone()
         for mean in means:
             model.load(mean)
-            local.take_statistics(model.module, examples)
+            take_statistics(model.module, examples)
             mean[: len(model.vector)] = model.vector
         return replace(self, beliefs=Gaussian(means, self.beliefs.precision))
 
@@ -93,13 +103,13 @@ class Predictor:
             count = model.num_last_layer if spread.beliefs == "last_layer" else model.num_parameters
             uncertain = varied(belief, model.num_parameters, count, spread.prior_precision, frozen)
             if spread.beliefs == "last_layer":
-                scores = local.last_layer_scores(model, uncertain, examples, rows)
-                parts.append(local.floored(expected_softmax(*scores, spread.num_samples, random)))
+                scores = last_layer_scores(model, uncertain, examples, rows)
+                parts.append(floored(expected_softmax(*scores, spread.num_samples, random)))
             else:
                 points = points_of(uncertain, spread.beliefs, spread.num_samples, random)
                 equal = torch.full((len(points),), 1 / len(points), dtype=torch.float64).log()
-                parts.append(local.log_mixture(local.log_probabilities(model, points, examples, rows), equal))
-        return local.log_mixture(torch.stack(parts), self.share.log())
+                parts.append(log_mixture(log_probabilities(model, points, examples, rows), equal))
+        return log_mixture(torch.stack(parts), self.share.log())
 
 
 @dataclass(frozen=True)
@@ -157,7 +167,7 @@ def associate(
         raise ValueError("data: y must hold the labels of x: by them it is told where a client belongs")
     examples = examples_of(factory, x, y)
     model, rows = _model(factory), torch.arange(len(examples))
-    total = local.total_log_likelihood(local.log_likelihoods(model, state.models.mean, examples, rows), len(examples))
+    total = total_log_likelihood(log_likelihoods(model, state.models.mean, examples, rows), len(examples))
     score = temper_scores(total[None], torch.tensor([float(len(examples))]), temperature)[0]  # (belief,)
     log_prior = cluster_log_prior(state.assignment, state.model_of, prior)
     joint = newcomer_posterior(score, state.model_of, state.log_weight, log_prior)
@@ -219,9 +229,9 @@ def examples_of(factory: ModelFactory, x: Any, y: Any) -> Examples:
     values, labels = checked(x, torch.zeros(count, dtype=torch.int64) if y is None else y, "data")
     if not len(labels):
         raise ValueError("data: at least one example is needed")
-    pooled, images = local.pool(values)
+    pooled, images = pool(values)
     examples = Examples(pooled, labels, torch.arange(len(labels)), images)
-    num_classes, _ = local.check_model(_model(factory), examples, 1, predicts_only=True)
+    num_classes, _ = check_model(_model(factory), examples, 1, predicts_only=True)
     if int(labels.max()) >= num_classes:
         raise ValueError(f"data: y holds the label {int(labels.max())}, the run's model tells {num_classes} classes "
                          f"apart, 0 to {num_classes - 1}")  # fmt: skip
@@ -230,7 +240,7 @@ def examples_of(factory: ModelFactory, x: Any, y: Any) -> Examples:
 
 def quality(log_probability: Tensor, y: Tensor) -> dict[str, Any]:
     """How good predictions are as probabilities: accuracy, NLL, Brier score, ECE, and accuracy where it may abstain."""
-    summary = summarise([local.evaluate(log_probability, y, log_probability.shape[1])])
+    summary = summarise([evaluate(log_probability, y, log_probability.shape[1])])
     confidence, predicted = log_probability.double().exp().max(1)
     return {key: summary[key] for key in ("accuracy", "nll", "brier", "ece")} | {
         "coverage": list(COVERAGES),

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bcfl.belief.gaussian import flat
-from bcfl.client import trainer as local
-from bcfl.client.trainer import Examples
+from bcfl.client.examples import Examples, pool
+from bcfl.client.score import batch_norms
 from bcfl.data.manifest import verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.predict.predictors import Spread, predictor_of, quality
@@ -49,7 +49,7 @@ def evaluate(result: Result, spread: Spread, *, choose: bool = False) -> dict[st
         spread = dataclasses.replace(spread, prior_precision=min(nll, key=lambda p: nll[p]))
     if config.data.validation:
         data = load_data(_on_test_data(config))
-    has_norms = bool(local.batch_norms(result.predictor(0)))
+    has_norms = bool(batch_norms(result.predictor(0)))
     return {
         "method": config.method["name"],
         "seed": config.experiment.seed,
@@ -87,8 +87,8 @@ def _predictions(
     tested = [(client, own) for client, own in enumerate(test_of) if len(own) and joined[client]]
     if not tested:
         raise ValueError("no client of this run has test data")
-    pool, images = local.pool(data.x_test)
-    x_train = local.pool(data.x_train)[0] if own_statistics else data.x_train
+    x_test, images = pool(data.x_test)
+    x_train = pool(data.x_train)[0] if own_statistics else data.x_train
     models, points = result.state.points()
     certain, log_p = flat(models), []
     for client, own in tested:
@@ -96,5 +96,5 @@ def _predictions(
         trained_on = data.train_of_at_the_end[client]
         if own_statistics and len(trained_on) > 1:  # of a single example there are none
             predictor = predictor.with_statistics_of(Examples(x_train, data.y_train, trained_on, images))
-        log_p.append(predictor.log_probability(Examples(pool, data.y_test, own, images), spread or Spread()))
+        log_p.append(predictor.log_probability(Examples(x_test, data.y_test, own, images), spread or Spread()))
     return torch.cat(log_p), torch.cat([data.y_test[own] for _, own in tested])  # (example, class), (example,)

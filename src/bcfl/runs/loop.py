@@ -13,8 +13,8 @@ from torch import Tensor
 from bcfl.association.hypotheses import align
 from bcfl.belief.gaussian import Gaussian, distinct
 from bcfl.client.client import Layout, layout_of
+from bcfl.client.score import Evaluation
 from bcfl.client.stacked import find_device
-from bcfl.client.trainer import Evaluation
 from bcfl.data.datasets import full_name
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData

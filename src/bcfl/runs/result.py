@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bcfl.association.hypotheses import align, co_association, entropy, marginals
 from bcfl.belief.evidence import Temperature
 from bcfl.belief.gaussian import flat
-from bcfl.client.trainer import take_statistics
+from bcfl.client.score import take_statistics
 from bcfl.data.datasets import full_name
 from bcfl.federation import Hypotheses, Mixture, RoundInfo
 from bcfl.model.flat import ModelFactory

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
-from bcfl.client import trainer as local
+from bcfl.client.check import check_model
+from bcfl.client.examples import Examples, pool
 from bcfl.client.stacked import find_device
-from bcfl.client.trainer import Examples
 from bcfl.data.manifest import verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.model.flat import FlatModel, ModelFactory, build
@@ -203,10 +203,10 @@ def _what_decides_soundness(config: Config) -> tuple[Any, ...]:
 def _try_model(config: Config, data: FederatedData, factory: ModelFactory) -> None:
     """Nothing happens if the model can be trained on the data of the client that has least of them."""
     rows = min(data.train_of, key=len)
-    x, images = local.pool(data.x_train[rows])
+    x, images = pool(data.x_train[rows])
     examples = Examples(x, data.y_train[rows], torch.arange(len(rows)), images)
     probe = FlatModel(build(factory, config.experiment.seed, "probe"))
-    local.check_model(probe, examples, data.num_classes, batch_size=config.training.batch_size)
+    check_model(probe, examples, data.num_classes, batch_size=config.training.batch_size)
 
 
 def _what_decides_data(config: Config) -> tuple[Any, ...]:

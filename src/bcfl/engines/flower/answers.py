@@ -9,9 +9,8 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client import trainer as local
 from bcfl.client.client import Layout
-from bcfl.client.trainer import Evaluation
+from bcfl.client.score import FLOOR, NUM_BINS, Evaluation
 from bcfl.engines.flower.wire import (
     DOUBLE,
     FLOAT,
@@ -82,7 +81,7 @@ def read_scores(ask: Mapping[str, Any], content: RecordDict, num_examples: int) 
     """What a client says of its models; None where more of its models are to come first.
 
     A score is a row of log-likelihoods of discrete labels, so none is above 0; shares sum to one; a look gives mean
-    log-likelihoods and their covariance. No example counts below local.FLOOR, as none of an honest client does: what is
+    log-likelihoods and their covariance. No example counts below FLOOR, as none of an honest client does: what is
     far beyond would drown everybody else's numbers in rounding.
     """
     kind, count, total = ask["kind"], ask["num-models"], ask["total"]
@@ -100,7 +99,7 @@ def read_scores(ask: Mapping[str, Any], content: RecordDict, num_examples: int) 
         scores = numbers("scores", count)
         if float(scores.max()) > 0:
             raise ValueError("log-likelihoods must be ≤ 0")
-        return (scores.clamp(min=local.FLOOR * num_examples),)
+        return (scores.clamp(min=FLOOR * num_examples),)
     if kind == "share":
         share = numbers("scores", total)
         if float(share.min()) < 0 or abs(float(share.sum()) - 1) > 1e-6:
@@ -109,8 +108,8 @@ def read_scores(ask: Mapping[str, Any], content: RecordDict, num_examples: int) 
     mean, covariance = numbers("mean", total), numbers("covariance", total, total)
     if float(mean.max()) > 0 or float(covariance.diagonal().min()) < 0:
         raise ValueError("mean log-likelihoods must be ≤ 0 and their variances ≥ 0")
-    if float(mean.min()) < local.FLOOR or float(covariance.abs().max()) > local.FLOOR**2:
-        raise ValueError(f"mean log-likelihoods must be ≥ {local.FLOOR:g}, and covariances no larger than that allows")
+    if float(mean.min()) < FLOOR or float(covariance.abs().max()) > FLOOR**2:
+        raise ValueError(f"mean log-likelihoods must be ≥ {FLOOR:g}, and covariances no larger than that allows")
     variance = covariance.diagonal()
     most = (variance[:, None] * variance).sqrt() * (1 + ROUNDING) + 1e-9
     if bool((covariance.abs() > most).any()) or not torch.allclose(covariance, covariance.T, ROUNDING, 1e-9):
@@ -165,14 +164,12 @@ def read_evaluation(content: RecordDict, num_classes: int, num_test: int) -> Eva
         return float(finite(read_array(arrays.get(name), (1,), DOUBLE, name), name))
 
     confusion = read_array(arrays.get("confusion"), (num_classes, num_classes), INT, "confusion")
-    calibration = finite(
-        read_array(arrays.get("calibration"), (local.NUM_BINS, 3), DOUBLE, "calibration"), "calibration"
-    )
+    calibration = finite(read_array(arrays.get("calibration"), (NUM_BINS, 3), DOUBLE, "calibration"), "calibration")
     total, brier, counted = one("log-likelihood"), one("brier"), calibration[:, :1]
     if int(confusion.min()) < 0 or int(confusion.max()) > num_test or int(confusion.sum()) != num_test:
         raise ValueError(f"confusion must count the client's {num_test} test examples")
-    if not local.FLOOR * num_test <= total <= 0:
-        raise ValueError(f"log-likelihood must be between {local.FLOOR:g} and 0 for each test example")
+    if not FLOOR * num_test <= total <= 0:
+        raise ValueError(f"log-likelihood must be between {FLOOR:g} and 0 for each test example")
     if float(calibration.min()) < 0 or float(counted.sum()) != num_test:
         raise ValueError(f"calibration must count the client's {num_test} test examples")
     if bool((calibration > counted * 1.001 + 1e-6).any()):

@@ -10,8 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client import trainer as local
 from bcfl.client.client import Later, Layout, LocalClient, continued_momentum, is_usable, layout_of
+from bcfl.client.score import total_log_likelihood
 from bcfl.engines.flower.privacy import Protection
 from bcfl.engines.flower.wire import (
     FLOAT,
@@ -97,7 +97,7 @@ class Respondent:
         if kind == "share":
             return self._share(values, round_index, first, total, state)
         num_examples = len(client.scored(held_out))
-        scores = local.total_log_likelihood(values, num_examples)
+        scores = total_log_likelihood(values, num_examples)
         return self._scores(scores if self.protection is None else self.protection.privacy.scores(scores, num_examples))
 
     def _part(self, ask: Mapping[str, Any], num_scored: int) -> tuple[int, int]:
@@ -220,7 +220,7 @@ class Respondent:
         if self.protection is None:
             return client.best(self.model, means, round_index, bound, racing)
         # A choice by blurred scores needs all of them in full, racing or not.
-        scores = client.score(self.model, means, round_index, bound, local.total_log_likelihood)
+        scores = client.score(self.model, means, round_index, bound, total_log_likelihood)
         blurred = self.protection.privacy.scores(scores, len(client.train))
         return int(blurred.argmax()), len(means) * client.num_scored(bound)
 

@@ -8,7 +8,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from bcfl.client.client import layout_of
-from bcfl.client.trainer import Evaluation, Training
+from bcfl.client.score import Evaluation
+from bcfl.client.trainer import Training
 from bcfl.engines.flower.answers import read_evaluation
 from bcfl.engines.flower.exchange import Exchange, Terms
 from bcfl.engines.flower.questions import FlowerClients
