@@ -134,12 +134,13 @@ class Trained:
     curvature: bool
 
 
-def read_posteriors(content: RecordDict, layout: Layout, trained: list[Trained]) -> list[Gaussian]:
+def read_posteriors(content: RecordDict, layout: Layout, trained: list[Trained], *records: str) -> list[Gaussian]:
     """The posteriors of an answer, which may not be finite, as of a training that diverged.
 
     Without curvature the precision counts examples, which the server knows; with it, it is never below the prior's.
+    `records` may stand beside the answer.
     """
-    only(content, ("answer", "choice", "privacy"))
+    only(content, ("answer", "privacy", *records))
     names = [f"{part}.{t.index}" for t in trained for part in ("mean", "precision") if t.curvature or part == "mean"]
     arrays = arrays_of(content, "answer", names)
     posteriors = []

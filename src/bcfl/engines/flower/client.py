@@ -178,8 +178,9 @@ class Respondent:
                 memory.now[beliefs[i]] = velocity
         if memory:
             memory.write(state)
-        choice_record = ConfigRecord({"choice": choice, "scored": num_scored})
-        said = RecordDict({"answer": ArrayRecord(answer), "choice": choice_record})
+        said = RecordDict({"answer": ArrayRecord(answer)})
+        if choice >= 0:
+            said["choice"] = ConfigRecord({"choice": choice, "scored": num_scored})
         return self._charged(said, len(chosen) * (1 + curvature) + (choice >= 0))
 
     def _beliefs(
@@ -290,6 +291,8 @@ class Respondent:
 def _bound(ask: Mapping[str, Any]) -> int | None:
     """How many examples may be scored, if not all."""
     max_examples = whole_number(ask, "max-examples", -1, 2**62)
+    if max_examples == 0:
+        raise ValueError("max-examples must not be 0: a score of no examples says nothing")
     return None if max_examples < 0 else max_examples
 
 

@@ -140,7 +140,8 @@ class FlowerClients:
 
         def read(position: int, content: RecordDict) -> list[Gaussian | None]:
             trained = [self._trained(i, job, models, jobs) for i, job in enumerate(shares[position])]
-            return self._usable(content, asks[position].client, trained)
+            posteriors = read_posteriors(content, self.layout, trained)
+            return [self._if_usable(asks[position].client, posterior) for posterior in posteriors]
 
         answered, asked = set(), {job for share in shares for job in share}
 
@@ -199,7 +200,8 @@ class FlowerClients:
         def read(position: int, content: RecordDict) -> tuple[Choice, int]:
             client, (best, num_scored) = clients[position], read_choice(content, len(models))
             trained = [self._trained(best, best, models, jobs_of(client))]
-            return Choice(client, best, self._usable(content, client, trained)[0]), num_scored
+            posterior = read_posteriors(content, self.layout, trained, "choice")[0]
+            return Choice(client, best, self._if_usable(client, posterior)), num_scored
 
         self.work.exchanges += 1
         self.work.late += len(present) - len(clients)
@@ -239,16 +241,14 @@ class FlowerClients:
             prior = prior * jobs.strength[job]
         return Trained(index, prior, float(num_examples - num_held_out(num_examples, jobs.held_out)), jobs.curvature)
 
-    def _usable(self, content: RecordDict, client: int, trained: list[Trained]) -> list[Gaussian | None]:
-        """The posteriors of a sound answer; None for one that is not finite, as of a training that diverged."""
-        posteriors: list[Gaussian | None] = list(read_posteriors(content, self.layout, trained))
-        for i, posterior in enumerate(posteriors):
-            if posterior is not None and not is_usable(posterior, self.layout.variances):
-                posteriors[i] = None
-                self.work.rejected += 1
-                who = self.exchange.name(client)
-                log.warning("round %s, %s, %s: a posterior that is not finite is left out", self.round, FIT, who)
-        return posteriors
+    def _if_usable(self, client: int, posterior: Gaussian) -> Gaussian | None:
+        """None for a posterior that cannot be fused, as of a training that diverged."""
+        if is_usable(posterior, self.layout.variances):
+            return posterior
+        self.work.rejected += 1
+        who = self.exchange.name(client)
+        log.warning("round %s, %s, %s: a posterior that cannot be fused is left out", self.round, FIT, who)
+        return None
 
     def _per_message(self, num_bytes: int) -> int:
         return max(1, self.exchange.terms.message_bytes // num_bytes)
