@@ -392,7 +392,7 @@ def read(kind: str, content: RecordDict, question: Message) -> Any:
         for i, prior in zip(chosen, priors, strict=True)
     ]
     posteriors = read_posteriors(content, layout, trained, *(["choice"] if kind == "best" else []))
-    return posteriors if all(is_usable(posterior) for posterior in posteriors) else None
+    return posteriors if all(is_usable(posterior, layout.variances) for posterior in posteriors) else None
 
 
 def answer_to(kind: str, content: RecordDict, grid: InProcessGrid, question: Message) -> Any:

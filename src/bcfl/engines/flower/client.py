@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client.client import Later, Layout, LocalClient, continued_momentum, is_usable, layout_of
+from bcfl.client.client import Later, LocalClient, continued_momentum, is_usable, layout_of
 from bcfl.client.score import total_log_likelihood
 from bcfl.engines.flower.privacy import Protection
 from bcfl.engines.flower.wire import (
@@ -141,79 +141,76 @@ class Respondent:
     def fit(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """A posterior per belief, or only of the one that explains the client's data best."""
         ask, round_index = self._ask(content)
-        client, layout = self._client(round_index), layout_of(self.model, self.client.training)
-        models, start = self._beliefs(content, ask, layout)
-        beliefs, parents = (list_of(ask, key, int) for key in ("beliefs", "parents"))
-        strengths = list_of(ask, "strengths", float)
-        num_steps, curvature = whole_number(ask, "num-steps", -1, MAX_STEPS), bool(whole_number(ask, "curvature", 0, 1))
-        held_out = number_of(ask, "held-out", 0, 1)
+        wanted, client = self._read_fit(content, ask), self._client(round_index)
         if ask.get("kind") not in ("all", "best"):
             raise ValueError(f"kind must be all or best, got {one_line(ask.get('kind'))[:40]}")
-        choice, num_scored, chosen = -1, 0, list(range(len(beliefs)))
+        chosen, choice = list(range(len(wanted.beliefs))), None
         if ask["kind"] == "best":
-            choice, num_scored = self._best(torch.stack([model.mean for model in models]), ask, round_index)
-            chosen = [choice]
-        steps = len(chosen) * (client.training.local_steps if num_steps < 1 else num_steps)
+            best, num_scored = self._best(torch.stack([belief.mean for belief in wanted.beliefs]), ask, round_index)
+            chosen, choice = [best], ConfigRecord({"choice": best, "scored": num_scored})
+        steps = len(chosen) * (wanted.num_steps or client.training.local_steps)
         if steps > MAX_STEPS:
             raise ValueError(f"{steps} local steps are asked for, at most {MAX_STEPS} are trained")
-        memory = _Momentum(state, round_index) if self.client.training.momentum_state == "client" else None
+        memory = _Momentum(state, round_index) if client.training.momentum_state == "client" else None
         answer: dict[str, Array] = {}
         for i in chosen:
             posterior, velocity = client.fit(
                 self.model,
-                models[i],
+                wanted.beliefs[i],
                 round_index,
-                strength=strengths[i],
-                curvature=curvature,
-                start=start,
-                num_steps=None if num_steps < 1 else num_steps,
-                momentum=continued_momentum(memory.before, parents[i]) if memory else None,
-                held_out=held_out,
+                strength=wanted.strengths[i],
+                curvature=wanted.curvature,
+                start=wanted.start,
+                num_steps=wanted.num_steps,
+                momentum=continued_momentum(memory.before, wanted.parents[i]) if memory else None,
+                held_out=wanted.held_out,
             )
-            mean, precision = self._told(posterior, models[i], strengths[i], start, layout)
-            answer[f"mean.{i}"] = to_array(mean)
-            if curvature:
-                answer[f"precision.{i}"] = to_array(precision)
-            if memory and is_usable(posterior, layout.variances):
-                memory.now[beliefs[i]] = velocity
+            answer |= self._told(posterior, wanted, i)
+            if memory and is_usable(posterior, self.model.variances):
+                memory.now[wanted.indices[i]] = velocity
         if memory:
             memory.write(state)
         said = RecordDict({"answer": ArrayRecord(answer)})
-        if choice >= 0:
-            said["choice"] = ConfigRecord({"choice": choice, "scored": num_scored})
-        return self._charged(said, len(chosen) * (1 + curvature) + (choice >= 0))
+        if choice is not None:
+            said["choice"] = choice
+        return self._charged(said, len(chosen) * (1 + wanted.curvature) + (choice is not None))
 
-    def _beliefs(
-        self, content: RecordDict, ask: Mapping[str, Any], layout: Layout
-    ) -> tuple[list[Gaussian], Tensor | None]:
-        """The beliefs that are asked about, and where training starts if not at their means."""
-        beliefs = list_of(ask, "beliefs", int)
-        list_of(ask, "parents", int, len(beliefs))
-        strengths, levels = (list_of(ask, key, float, len(beliefs)) for key in ("strengths", "levels"))
-        if not beliefs or any(not (math.isfinite(s) and s >= 0) for s in strengths):
+    def _read_fit(self, content: RecordDict, ask: Mapping[str, Any]) -> "_Wanted":
+        indices = list_of(ask, "beliefs", int)
+        parents = list_of(ask, "parents", int, len(indices))
+        strengths, levels = (list_of(ask, key, float, len(indices)) for key in ("strengths", "levels"))
+        if not indices or any(not (math.isfinite(s) and s >= 0) for s in strengths):
             raise ValueError("strengths must be finite numbers ≥ 0, one per belief and at least one")
-        if any(not math.isfinite(level) for level in levels):
+        if not all(map(math.isfinite, levels)):
             raise ValueError("levels must be finite numbers")
-        names = {f"mean.{b}" for b in beliefs} | {"start"}
-        names |= {f"precision.{b}" for b, level in zip(beliefs, levels, strict=True) if level < 0}
-        arrays = arrays_of(content, "models", names)
-        start = self._vector(arrays, "start", layout.length) if "start" in arrays else None
-        models = [
-            Gaussian(self._vector(arrays, f"mean.{b}", layout.length), self._precision(arrays, b, level, layout.length))
-            for b, level in zip(beliefs, levels, strict=True)
-        ]
-        return models, start
+        names = {f"mean.{b}" for b in indices} | {"start"}
+        names |= {f"precision.{b}" for b, level in zip(indices, levels, strict=True) if level < 0}
+        arrays, length = arrays_of(content, "models", names), layout_of(self.model, self.client.training).length
+        num_steps = whole_number(ask, "num-steps", -1, MAX_STEPS)
+        return _Wanted(
+            indices=indices,
+            parents=parents,
+            strengths=strengths,
+            beliefs=[
+                Gaussian(self._vector(arrays, f"mean.{b}", length), self._precision(arrays, b, level, length))
+                for b, level in zip(indices, levels, strict=True)
+            ],
+            start=self._vector(arrays, "start", length) if "start" in arrays else None,
+            num_steps=num_steps if num_steps > 0 else None,
+            curvature=bool(whole_number(ask, "curvature", 0, 1)),
+            held_out=number_of(ask, "held-out", 0, 1),
+        )
 
-    def _told(
-        self, posterior: Gaussian, belief: Gaussian, strength: float, start: Tensor | None, layout: Layout
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and precision as they leave the client: clipped and blurred if it protects its data."""
+    def _told(self, posterior: Gaussian, wanted: "_Wanted", i: int) -> dict[str, Array]:
+        """A posterior as it leaves the client: clipped and blurred if it protects its data."""
+        layout = layout_of(self.model, self.client.training)
         mean, precision = posterior.mean, posterior.precision[: layout.num_parameters]
-        if self.protection is None:
-            return mean, precision
-        privacy, prior = self.protection.privacy, belief.precision[: layout.num_parameters] * strength
-        blurred = privacy.mean(mean, belief.mean if start is None else start, layout.variances)
-        return blurred, privacy.precision(precision, prior)
+        if self.protection is not None:
+            privacy, belief = self.protection.privacy, wanted.beliefs[i]
+            mean = privacy.mean(mean, belief.mean if wanted.start is None else wanted.start, layout.variances)
+            precision = privacy.precision(precision, belief.precision[: len(precision)] * wanted.strengths[i])
+        told = {f"mean.{i}": to_array(mean)}
+        return told | {f"precision.{i}": to_array(precision)} if wanted.curvature else told
 
     def _best(self, means: Tensor, ask: Mapping[str, Any], round_index: int) -> tuple[int, int]:
         """The belief that explains the client's data best, and how many (example, model) pairs were scored."""
@@ -261,7 +258,10 @@ class Respondent:
         return torch.stack([self._vector(sent, f"mean.{i}", len(self.model.vector)) for i in range(count)])
 
     def _vector(self, arrays: Mapping[str, Array], name: str, length: int) -> Tensor:
-        return finite(read_array(arrays.get(name), (length,), FLOAT, name), name)
+        vector = finite(read_array(arrays.get(name), (length,), FLOAT, name), name)
+        if any(float(vector[part].min()) < 0 for part in self.model.variances if part.stop <= length):
+            raise ValueError(f"{name}: a running variance must be ≥ 0")
+        return vector
 
     def _precision(self, arrays: Mapping[str, Array], belief: int, level: float, length: int) -> Tensor:
         """The belief's precision: one level for all parameters, or (where that is negative) a number for each."""
@@ -269,7 +269,8 @@ class Respondent:
             return torch.tensor(level).expand(length)
         precision = torch.zeros(length)  # over the statistics a prior is always flat
         count = self.model.num_parameters
-        precision[:count] = self._vector(arrays, f"precision.{belief}", count)
+        name = f"precision.{belief}"
+        precision[:count] = finite(read_array(arrays.get(name), (count,), FLOAT, name), name)
         return precision
 
     def _scores(self, scores: Tensor) -> RecordDict:
@@ -299,6 +300,20 @@ def _bound(ask: Mapping[str, Any]) -> int | None:
 def _forget(state: RecordDict, prefix: str) -> None:
     for name in [name for name in state if name.startswith(prefix)]:
         del state[name]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a fit is asked for, once it is found sound."""
+
+    indices: list[int]  # of the beliefs, on the server
+    parents: list[int]
+    strengths: list[float]
+    beliefs: list[Gaussian]
+    start: Tensor | None
+    num_steps: int | None
+    curvature: bool
+    held_out: float
 
 
 class _Momentum:
