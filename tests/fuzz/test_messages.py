@@ -24,8 +24,8 @@ from federation_fixtures import client_data, network
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from inprocess_grid import InProcessGrid, flat, run_server, settings
 
-from bcfl.client import trainer
 from bcfl.client.client import is_usable, layout_of
+from bcfl.client.score import FLOOR
 from bcfl.deploy.app import respondent
 from bcfl.engines.flower.answers import (
     Trained,
@@ -338,7 +338,7 @@ def is_sound_answer(kind: str, content: RecordDict, question: Message) -> bool:
     if kind == "look":
         covariance = values["covariance"]
         bounds = np.sqrt(np.outer(np.diag(covariance), np.diag(covariance))) * 1.01 + 1e-6
-        least = trainer.FLOOR
+        least = FLOOR
         return bool(((values["mean"] <= 0) & (values["mean"] >= least)).all() and (abs(covariance) <= bounds).all())
     if kind == "evaluate":
         num_test = values["confusion"].astype(object).sum()
