@@ -23,6 +23,7 @@ import torch
 pytest.importorskip("flwr")
 
 from bcfl.cli import main
+from bcfl.deploy import launch
 from bcfl.deploy.app import read_run_config
 from bcfl.deploy.folder import LOCKED_DOWN, Site, gate_command, init, link_command, node_command, run_config
 from bcfl.deploy.processes import Federation, follow, free_ports, run_local
@@ -57,6 +58,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "says"),
     [
         (["--data-factory", "mydata", "--set", "model.name=mlp"], "must be package.module:function, got 'mydata'"),
+        (["--set", "model.factory=<lambda>"], "model.factory must be package.module:function, got '<lambda>'"),
+        (["--set", "data.factory=given in Python"], "data.factory must be package.module:function"),
+        (["--set", "model.factory=math:lin"], "model.factory 'math:lin' cannot be imported"),
+        (["--set", "model.factory=math:pi"], "model.factory 'math:pi' must be a function"),
         (["--data-factory", 'x" y:z', "--set", "model.name=mlp"], "must be package.module:function"),
         (["--data-factory", "mydata:load"], "model.name or model.factory must be given for these data"),
     ],
@@ -64,9 +69,26 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_clients_could_never_import_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
-    assert main(["deploy", "init", str(tmp_path / "federation"), "--clients", "3", *arguments]) == 2
+    where = ["deploy", "init", str(tmp_path / "federation"), "--insecure"]
+    assert main([*where, "--clients", "3", *arguments]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "federation").exists()
+
+
+def test_a_function_that_only_other_machines_have_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--set", "model.factory=mymodel:network"]
+    assert main(["deploy", "init", str(tmp_path / "a"), "--insecure", "--data-factory", "mydata:load", *settings]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "model.factory mymodel:network is not on this machine" in told
+    assert "--data-factory mydata:load is not on this machine" in told
+    assert main(["deploy", "local", "--insecure", *settings]) == 2
+    assert "model.factory 'mymodel:network': no such module is on this machine" in capsys.readouterr().err
+
+
+def test_the_servers_name_must_be_given_unless_all_is_local(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "init", str(tmp_path / "a")]) == 2
+    assert "--server must be given" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
 
 
 @needs_tools
@@ -140,7 +162,7 @@ def test_the_units_are_sound(written: Path) -> None:
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").write_text("")
-    assert main(["deploy", "init", str(tmp_path)]) == 2
+    assert main(["deploy", "init", str(tmp_path), "--insecure"]) == 2
     assert "already holds something" in capsys.readouterr().err
 
 
@@ -151,7 +173,7 @@ def test_without_the_tools_for_keys_nothing_is_written(
     programs.mkdir()
     write_program(programs / "openssl", "exit 0")
     monkeypatch.setenv("PATH", str(programs))
-    assert main(["deploy", "init", str(tmp_path / "a")]) == 2
+    assert main(["deploy", "init", str(tmp_path / "a"), "--server", "localhost"]) == 2
     assert "but ssh-keygen cannot be found" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
 
@@ -169,7 +191,7 @@ def test_what_fails_half_way_leaves_no_key_and_can_be_tried_again(
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr("bcfl.deploy.folder._make_certificates", lambda site: (site.folder / "ca.key").write_text("x"))
     for _ in range(2):
-        assert main(["deploy", "init", str(folder)]) == 2
+        assert main(["deploy", "init", str(folder), "--server", "localhost"]) == 2
         assert "ssh-keygen failed: no entropy" in capsys.readouterr().err
         assert folder.exists() == was_there
         assert not was_there or list(folder.iterdir()) == []
@@ -183,8 +205,8 @@ def write_program(path: Path, commands: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--port", "99999"], "--port must be from 1 to 65535, got 99999"),
-        (["--port", "9092"], "--port 9092 is the SuperLink's own"),
+        (["--port", "99999", "--server", "a"], "--port must be from 1 to 65535, got 99999"),
+        (["--port", "9092", "--server", "a"], "--port 9092 is the SuperLink's own"),
         (["--port", "9093", "--insecure"], "--insecure goes without a gate"),
     ],
 )
@@ -327,6 +349,29 @@ def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
         read_settings(None, ["deploy.min_share=2.0"], 3)
     with pytest.raises(ValueError, match=r"did you mean deploy\.deadline"):
         read_settings(None, ["deploy.deadlin=2.0"], 3)
+
+
+@pytest.mark.parametrize(
+    ("run", "status", "code"),
+    [
+        ('{"success": true, "run-id": "7"}', "finished:completed", 0),
+        ('{"success": true, "run-id": "7"}', "finished:failed", 1),
+        ('{"success": true, "run-id": "7"}', "finished:stopped", 1),
+        ('{"success": false, "error-message": "no such setting"}', "", 1),
+    ],
+)
+def test_run_sh_fails_where_the_run_does(
+    tmp_path: Path, run: str, status: str, code: int, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Of Flower's commands none does: with these answers `flwr run --stream` returns 0."""
+    listed = f'{{"runs": [{{"status": "{status}"}}]}}'
+    write_program(tmp_path / "flwr", f"case $1 in run) echo '{run}';; list) echo '{listed}';; log) echo told;; esac")
+    monkeypatch.setattr("bcfl.deploy.launch.program", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(sys, "argv", ["launch", "../app", "-c", "experiment.rounds=3"])
+    assert launch.main() == code
+    said = capfd.readouterr()
+    assert ("told" in said.out) == bool(status)
+    assert bool(said.err) == bool(code)
 
 
 # ---- real processes -------------------------------------------------------------------------------------------------

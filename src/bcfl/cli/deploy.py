@@ -45,7 +45,10 @@ def local(*, asked: Asked, out: options.RunOut = None, follow: options.Follow) -
     """
     config, terms = asked.settings()
     from bcfl.deploy.processes import run_local
+    from bcfl.deploy.terms import found_elsewhere
 
+    for key, name in found_elsewhere(config).items():
+        raise ValueError(f"{key} {name!r}: no such module is on this machine")
     how: dict[str, Any] = {"insecure": asked.insecure, "terms": terms}
     with folder_for(config, out) as path:
         return show(follow, lambda observers: run_local(config, terms["num_clients"], path, observers=observers, **how))
@@ -55,7 +58,10 @@ def init(
     *,
     folder: Annotated[Path, argument("DIR", "a new folder", read=usable_folder)],
     asked: Asked,
-    server: Annotated[str, option("HOST", "the server's name or IP address")] = "127.0.0.1",
+    server: Annotated[
+        str | None,
+        option("HOST", "the server's name or IP address as clients reach it; must be given, but with --insecure"),
+    ] = None,
     port: Annotated[
         int | None,
         option("N", "the server's port for clients, up to 65535 (default: 9093); not with --insecure", positive),
@@ -74,13 +80,17 @@ def init(
     config, terms = asked.settings(data_factory)
     from bcfl.console import console_for
     from bcfl.deploy import folder as parts
+    from bcfl.deploy.terms import found_elsewhere
 
+    if server is None and not asked.insecure:
+        raise ValueError("--server must be given: the server's name or IP address as the clients reach it "
+                         "(127.0.0.1 if all of them are on this machine)")  # fmt: skip
     if asked.insecure and port is not None:
         raise ValueError("--port is the gate's, and --insecure goes without a gate; leave one of them out")
     site = parts.Site(
         folder,
         terms["num_clients"],
-        server,
+        "127.0.0.1" if server is None else server,
         gate_port=None if asked.insecure else port or parts.GATE_PORT,
         insecure=asked.insecure,
         data_factory=data_factory,
@@ -88,4 +98,7 @@ def init(
     parts.init(site, config, terms)
     console_for().print(f"{folder} holds a federation of {site.num_clients} clients; {folder}/README.md tells what "
                         "goes where", soft_wrap=True)  # fmt: skip
+    for key, name in found_elsewhere(config, data_factory).items():
+        place = "in client-N/" if key == "--data-factory" else "in server/ and in every client-N/"
+        console_for().print(f"{key} {name} is not on this machine: its module must be beside start.sh {place}")
     return 0

@@ -323,10 +323,10 @@ def _write_server(site: Site) -> None:
         "Registers a client by its public key: ./register.sh nodes/client-0.pub",
         [*fix, register],
     )
-    run = f'exec flwr run "${{APP:-../app}}" {CONNECTION} --stream "$@"'
+    run = 'exec python3 -m bcfl.deploy.launch "${APP:-../app}" "$@"'
     _script(
         site.server / "run.sh",
-        "Starts a run, or goes on with the one that was stopped, and shows its log.",
+        "Starts a run, or goes on with the one that was stopped, shows its log, and fails if the run does.",
         [*fix, run],
     )
 

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from bcfl.data.partition import parse_specification
 from bcfl.engines.flower import Terms
-from bcfl.runs.problem import suitable_method
+from bcfl.runs.problem import suitable_method, users_function
 from bcfl.runs.settings import (
     Config,
     DataConfig,
@@ -36,9 +37,6 @@ def read_settings(
 
     How many clients there are is said by `num_clients`, by deploy.num_clients, or by both alike.
     """
-    # Only the clients' machines can import it, but what can never be imported is found here.
-    if data_factory is not None and not re.fullmatch(r"\w+(\.\w+)*:\w+", data_factory):
-        raise ValueError(f"--data-factory must be package.module:function, got {data_factory!r}")
     values: dict[str, Any] = read_toml(path) if path else {}
     for override in overrides:
         apply_override(values, override)
@@ -53,10 +51,29 @@ def read_settings(
         _suit(values, terms.num_clients)
     config = parse_config(values)
     refuse_ignored(config.data)
+    for key, reference in _factories(config, data_factory).items():
+        if not re.fullmatch(r"\w+(\.\w+)*:\w+", reference):
+            raise ValueError(f"{key} must be package.module:function, got {reference!r}")
+        if _is_here(reference):
+            users_function(reference, key)  # a ValueError if its module is here and has no such function
     if config.data.factory is None:
         _check_partition(config.data, terms.num_clients)
     suitable_method(config, terms.num_clients)
     return config, asdict(terms)
+
+
+def found_elsewhere(config: Config, data_factory: str | None = None) -> dict[str, str]:
+    """The functions by the settings that name them, as far as this machine does not have their modules."""
+    return {key: name for key, name in _factories(config, data_factory).items() if not _is_here(name)}
+
+
+def _factories(config: Config, data_factory: str | None) -> dict[str, str]:
+    named = {"model.factory": config.model.factory, "data.factory": config.data.factory, "--data-factory": data_factory}
+    return {key: reference for key, reference in named.items() if reference is not None}
+
+
+def _is_here(reference: str) -> bool:
+    return find_spec(re.split("[.:]", reference)[0]) is not None
 
 
 def _terms(given: Mapping[str, Any], num_clients: int | None) -> Terms:
