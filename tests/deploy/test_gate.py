@@ -1,6 +1,7 @@
 """The gate: registered nodes reach their interface of the SuperLink, and nobody else reaches anything."""
 
 import asyncio
+import re
 import shutil
 import socket
 import ssl
@@ -174,6 +175,18 @@ def test_a_key_that_comes_or_goes_is_noticed(site: Site, monkeypatch: pytest.Mon
     key.unlink()
     now[0] = 7.0
     assert nodes.refusal(headers) is not None
+
+
+def test_a_key_that_the_superlink_refuses_is_named_to_its_owner_and_in_the_log(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    def link(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(412, json={"code": 2004, "detail": "Failed to activate SuperNode."})
+
+    answer = ask(site, "/v1/fleet/activate-node", link=link)
+    assert answer.status_code == 412
+    for told in (answer.json()["detail"], caplog.text):
+        assert re.search(r"key SHA256:\S{43} .*register\.sh.* connected", told)
 
 
 def test_a_superlink_that_is_down_is_named(site: Site) -> None:

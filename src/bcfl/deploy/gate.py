@@ -255,11 +255,14 @@ class Gate:
             refusal = self.nodes.refusal(headers)
         if refusal is None:
             return True
+        await self._refuse(visit, *refusal)
+        return False
+
+    async def _refuse(self, visit: Visit, status: int, reason: str) -> None:
         if time.monotonic() > self.next_line:  # strangers must not fill the disk
             self.next_line = time.monotonic() + 1
-            log.warning("refused %s: %s", visit.host, refusal[1])
-        await visit.refuse(*refusal)
-        return False
+            log.warning("refused %s: %s", visit.host, reason)
+        await visit.refuse(status, reason)
 
     async def _forward(self, visit: Visit, request: h11.Request) -> None:
         """The request to the SuperLink and its answer back, both as they come; none of them is ever here as a whole."""
@@ -273,6 +276,11 @@ class Gate:
             await visit.refuse(502, "the SuperLink behind the gate does not answer")
             return
         async with contextlib.aclosing(reply):
+            if reply.status_code == PRECONDITION_FAILED and request.target.endswith(b"/activate-node"):
+                key = _fingerprint(b64decode(dict(request.headers)[b"flwr-public-key"]))
+                reason = f"the SuperLink does not know its key {key} (register.sh), or holds it for connected already"
+                await self._refuse(visit, PRECONDITION_FAILED, f"{reason}: then try again in a minute")
+                return
             kept = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in HOP_BY_HOP]
             await visit.say(h11.Response(status_code=reply.status_code, headers=kept))
             assert isinstance(reply.stream, httpx.AsyncByteStream)
