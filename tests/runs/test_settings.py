@@ -3,13 +3,14 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import pytest
 
 from bcfl.client.trainer import Training
 from bcfl.data.datasets import DIGITS_FIVE
-from bcfl.methods import METHODS, method_of, option_types
+from bcfl.methods import METHODS, all_options, entry_of, method_of
+from bcfl.runs.fields import Setting, settings_in
 from bcfl.runs.settings import (
     SECTIONS,
     YOUNGER,
@@ -18,7 +19,6 @@ from bcfl.runs.settings import (
     ExperimentConfig,
     ModelConfig,
     apply_override,
-    check_type,
     load_config,
     parse_config,
 )
@@ -124,7 +124,16 @@ def test_values_out_of_range_are_refused_and_named(key: str, wrong: list[object]
 def test_a_share_of_clients_that_change_is_a_share() -> None:
     for wrong in (0, 1.5):
         message = refusal({"data": {"drift_round": 5, "drift_share": wrong}})
-        assert message == f"data.drift_share must be in (0, 1], got {float(wrong)}"
+        assert message == f"data.drift_share must be in (0, 1], got {wrong}"
+
+
+def test_published_runs_keep_their_names_and_settings() -> None:
+    files = sorted((Path(__file__).parents[2] / "results").glob("*.json"))
+    assert len(files) > 400
+    for file in files:
+        stored = json.loads(file.read_text())["config"]
+        config = parse_config(stored)
+        assert (config.identity(), config.as_dict()) == (file.stem.rpartition("-")[2], stored), file.name
 
 
 def test_settings_younger_than_published_runs_leave_their_names_as_they_were() -> None:
@@ -156,8 +165,78 @@ def test_options_of_baselines_have_ranges_too(key: str) -> None:
     assert f"method.{key} must be " in refusal({"method": {"name": owner, key: 0}})
 
 
-def test_a_number_beyond_all_floats_is_refused() -> None:
-    assert "training.learning_rate must be a number" in refusal({"training": {"learning_rate": 10**400}})
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("training.learning_rate", 10**400),
+        ("training.learning_rate", 1e308),
+        ("training.local_steps", 10**30),
+        ("experiment.seed", 10**30),
+        ("data.rotations", [10**30]),
+        ("method.prior_precision", 1e308),
+        ("method.name", "bcfl-mh-9999999"),
+    ],
+)
+def test_numbers_beyond_all_sense_are_refused(key: str, wrong: object) -> None:
+    section, name = key.split(".")
+    message = refusal({section: {name: wrong}})
+    assert key in message or "at most 1,000" in message
+
+
+def test_numbers_of_more_digits_than_are_written_out_are_refused() -> None:
+    assert "experiment.seed must be" in refusal({"experiment": {"seed": 10**5000}})
+    assert "at most 1,000" in refusal({"method": {"name": "bcfl-c-" + "9" * 5000}})
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_settings_that_are_nested_too_deeply_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text(f"[experiment]\nrounds = {'[' * 5000}")
+    with pytest.raises(ValueError, match="is not valid TOML: it is nested too deeply"):
+        load_config(path)
+    for wrong in (nested(100_000), nested(200)):
+        assert len(refusal({"experiment": {"rounds": wrong}})) < 300
+    with pytest.raises(ValueError, match=r"experiment\.rounds must be a whole number"):
+        load_config(None, ["experiment.rounds=" + "[" * 5000])
+
+
+def test_options_that_no_method_here_has_are_refused_where_they_are_written() -> None:
+    with pytest.raises(ValueError, match=r"method\.smoothing is an option of fedsoft, not of fedavg: leave it out"):
+        load_config(None, ["method.name=fedavg", "method.smoothing=0.1"])
+    shared = ["method.name=fedavg", "method.smoothing=0.1"]
+    assert load_config(None, shared, compared=["fedavg", "fedsoft"]) == load_config(None, ["method.name=fedavg"])
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"method": {"name": "fedprox"}}, "unknown method 'fedprox'; it is wecfl with method.num_clusters = 1"),
+        ({"training": {"loss": "mse"}}, "there is no other loss"),
+        ({"training": {"local_epochs": 2}}, "training.local_steps"),
+        ({"training": {"lr": 0.1}}, "did you mean training.learning_rate?"),
+    ],
+)
+def test_what_is_called_otherwise_or_not_offered_is_said(values: dict[str, object], says: str) -> None:
+    message = refusal(values)
+    assert says in message
+    assert "fedamp'?" not in message
+
+
+def test_an_override_without_its_section_is_told_where_it_belongs() -> None:
+    with pytest.raises(ValueError, match=r"got 'rounds'; did you mean experiment\.rounds\?"):
+        load_config(None, ["rounds=3"])
+
+
+@pytest.mark.parametrize("reference", ["mine:<lambda>", "mine", "mine:", "a:b:c", ""])
+def test_a_factory_is_a_function_of_a_module(reference: str) -> None:
+    for section in ("data", "model"):
+        assert f"{section}.factory must be package.module:function" in refusal({section: {"factory": reference}})
 
 
 def test_spaces_in_a_partition_make_no_other_run() -> None:
@@ -242,19 +321,15 @@ def test_none_empties_what_may_be_empty() -> None:
         load_config(None, ["experiment.rounds=none"])
 
 
-def wrong_value(hint: object) -> object:
-    """A value that no option of this type may have."""
-    return {"no": "type"} if get_origin(hint) is not Literal else get_args(hint)[0] + "?"
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_of_every_method_is_stored_typed_and_read_back(name: str) -> None:
     config = parse_config({"method": {"name": name}})
     method = method_of(config.method)
-    own = {key: value for key, value in dataclasses.asdict(method).items() if key in option_types()}
+    own = {key: value for key, value in dataclasses.asdict(method).items() if key in all_options()}
     assert config.method == {"name": name, **own}
     for key in own:
-        assert f"method.{key} must be" in refusal({"method": {"name": name, key: wrong_value(option_types()[key])}})
+        assert settings_in(entry_of(name).build)[key].meaning
+        assert f"method.{key} must be" in refusal({"method": {"name": name, key: {"no": "type"}}})
 
 
 def test_options_that_only_other_methods_have_leave_no_trace() -> None:
@@ -356,7 +431,7 @@ def test_any_other_setting_is_another_identity(section: str, key: str) -> None:
     assert dataclasses.replace(config, **{section: changed}).identity() != config.identity()
 
 
-@pytest.mark.parametrize("key", sorted(parse_config({}).method))
+@pytest.mark.parametrize("key", sorted(parse_config({}).method.keys() - {"name"}))
 def test_any_other_option_of_the_method_is_another_identity(key: str) -> None:
     config = load_config(None)
     changed = dataclasses.replace(config, method={**config.method, key: "something else"})
@@ -368,7 +443,7 @@ def test_where_the_data_lie_is_no_part_of_the_identity() -> None:
 
 
 def test_numbers_become_what_their_setting_needs() -> None:
-    assert isinstance(check_type(3, float, "key"), float)
-    assert check_type([1, 2], tuple[int, int], "key") == (1, 2)
-    assert check_type("none", int | None, "key") is None
+    assert isinstance(Setting(float).check(3, "key"), float)
+    assert Setting(tuple[int, int]).check([1, 2], "key") == (1, 2)
+    assert Setting(int | None).check("none", "key") is None
     assert isinstance(parse_config({"experiment": {"clients_per_round": 5}}), Config)

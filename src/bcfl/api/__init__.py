@@ -10,13 +10,12 @@ import torch
 
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import listed
-from bcfl.methods import option_types
 from bcfl.model.flat import ModelFactory
 from bcfl.runs.loop import Observer, is_unfinished, load_result, prolong, resume, start
 from bcfl.runs.result import Result
-from bcfl.runs.settings import FROM_PYTHON, parse_config, settings_named
+from bcfl.runs.settings import FROM_PYTHON, settings_named, written_config
 
-GIVEN = {"training": "training=Training({}=…)", "experiment": "experiment={{'{}': …}}"}  # section -> how, in Python
+_FROM_PYTHON = {"factory": FROM_PYTHON}
 
 
 def train(
@@ -42,29 +41,23 @@ def train(
     list; each client is (x, y) or (x, y, x_test, y_test) in tensors or arrays, a mapping with those keys and perhaps
     `group`, a torch Dataset of (x, y) items, or a pair (train Dataset, test Dataset).
 
-    `method` is one of `bcfl list methods`; `options` are its own, such as num_clusters=4. `rounds` are trained; all
-    draws follow from `seed`. `training` says how clients train, as `Training` or as a mapping of its settings.
-    Up to 1, `clients_per_round` is the share of clients that takes part in a round; above, their number. `experiment`
-    holds further settings of [experiment]: evaluate_every, checkpoint_every, dropout, straggling, joins, mixture.
+    `method` is one of `bcfl list methods`; `options` are its own, such as num_clusters=4, and any settings of
+    [training] and [experiment] by their names, such as local_steps=20 or evaluate_every=5; several at once may be given
+    as the mappings `training` and `experiment`. `rounds` are trained; all draws follow from `seed`. Up to 1,
+    `clients_per_round` is the share of clients that takes part in a round; above, their number.
 
     With `out` the run is kept in that folder; if the folder holds this very run, unfinished, it goes on from there.
     `go_on_from` is the folder of a run that had fewer rounds and nothing else different: its rounds are taken over, not
     trained again. `num_workers` threads train clients, as many as there are cores if None. `device` is "cpu", or "cuda"
     to train many clients together on a GPU. `observers` are told of every round.
     """
-    _refuse_misplaced(options)
-    training = Training() if training is None else training
-    config = parse_config(
-        {
-            "data": {"factory": FROM_PYTHON},
-            "model": {"factory": FROM_PYTHON},
-            "method": {"name": method, **options},
-            "training": asdict(training) if isinstance(training, Training) else training,
-            "experiment": _section(
-                {"rounds": rounds, "seed": seed, "clients_per_round": clients_per_round}, experiment
-            ),
-        }
-    )
+    given = {"rounds": rounds, "seed": seed, "clients_per_round": clients_per_round}
+    sections = {
+        "training": _section("training", {}, asdict(training) if isinstance(training, Training) else training),
+        "experiment": _section("experiment", given, experiment),
+        "method": {"name": method},
+    }
+    config = written_config({"data": _FROM_PYTHON, "model": _FROM_PYTHON, **_placed(options, sections)})
     if num_workers is not None and not (isinstance(num_workers, Integral) and num_workers >= 1):
         raise ValueError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
     folder = None if out is None else Path(out)
@@ -80,25 +73,26 @@ def train(
     return start(config, folder, **own)
 
 
-def _refuse_misplaced(options: Iterable[str]) -> None:
-    """Nothing happens unless another section's setting is given as a method's option: then it is told where to."""
-    for option in options:
+def _placed(options: Mapping[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
+    """The sections with each option in the one that has it; what none has is left to be refused as the method's."""
+    for option, value in options.items():
         if option == "name":
             raise ValueError("unknown method option name: the method's name is given as method=…")
-        for setting in settings_named(option) if option not in option_types() else ():
-            given = GIVEN.get(setting.partition(".")[0])
-            if given is None:
-                raise ValueError(f"{setting} is for files and --set: here clients and model are given as they are")
-            raise ValueError(f"unknown method option {option}; did you mean {setting}: {given.format(option)}")
+        homes = [setting.partition(".")[0] for setting in settings_named(option)] or ["method"]
+        home = "method" if "method" in homes else homes[0]
+        if home not in sections:
+            raise ValueError(f"{home}.{option} is for files and --set: here clients and model are given as they are")
+        sections[home] = _section(home, {option: value}, sections[home])
+    return sections
 
 
-def _section(parameters: Mapping[str, Any], further: Any) -> Any:
-    """The section [experiment] of train's own parameters and further settings, none of them given twice."""
+def _section(name: str, parameters: Mapping[str, Any], further: Any) -> Any:
+    """A section of train's own parameters and further settings, none of them given twice."""
     if not isinstance(further, Mapping):
-        return parameters if further is None else further  # which parse_config refuses
+        return dict(parameters) if further is None else further  # which is refused as no section
     for key in parameters.keys() & further.keys():
-        raise ValueError(f"experiment.{key} is given as {key}=… here")
-    return {**parameters, **further}
+        raise ValueError(f"{name}.{key} is given as {key}=… here, and once more in {name}=…")
+    return {**further, **parameters}
 
 
 def load(path: str | Path, model: ModelFactory | None = None) -> Result:

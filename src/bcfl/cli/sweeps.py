@@ -66,7 +66,9 @@ def compare(
         if key in changed:
             raise ValueError(f"a comparison takes {key} from --{name}, not from --set")
     configs = [
-        load_config(config, [*overrides, f"method.name={name}"], seed=seed) for name in names for seed in numbers
+        load_config(config, [*overrides, f"method.name={name}"], seed=seed, compared=names)
+        for name in names
+        for seed in numbers
     ]
     return _work_off(plan(configs, many.out), many, machine)
 

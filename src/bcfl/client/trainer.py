@@ -5,10 +5,11 @@ in any worker. Only `take_statistics` changes a module, which is its caller's.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian, blocks, distinct
@@ -24,15 +25,23 @@ __all__ = ["Training", "fit", "log_likelihoods", "log_probabilities"]
 class Training:
     """How clients train: the same for every method."""
 
-    learning_rate: float = 0.05  # the paper's experiments set 0.005
-    momentum: float = 0.9
-    batch_size: int = 32
-    local_steps: int = 10
-    momentum_state: Literal["fresh", "client", "belief"] = "belief"
-    # From the squared gradients of training's batches ("auto"), or always of single examples ("examples"); "batch" and
-    # "exact" are the same two as published runs had them, which took single examples by another way.
-    fisher: Literal["auto", "examples", "batch", "exact"] = "auto"
-    fisher_examples: int = 256  # at most so many single examples
+    learning_rate: Annotated[float, Field(gt=0, le=1e30, description="of SGD; the paper's runs have 0.005")] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1, description="of SGD")] = 0.9
+    batch_size: Annotated[int, Field(ge=1, description="examples a step")] = 32
+    local_steps: Annotated[int, Field(ge=1, le=1_000_000, description="steps a round, each of one batch")] = 10
+    momentum_state: Annotated[
+        Literal["fresh", "client", "belief"],
+        Field(description="momentum starts afresh in every round, stays with the client, or travels with the belief"),
+    ] = "belief"
+    fisher: Annotated[
+        Literal["auto", "examples", "batch", "exact"],
+        Field(
+            description="precision from the squared gradients of training's batches, but of single examples for a client "
+            "of no more than one batch (auto), or always of single examples (examples); batch and exact are the same "
+            "two as published runs had them, which took single examples by another way"
+        ),
+    ] = "auto"
+    fisher_examples: Annotated[int, Field(ge=1, description="at most so many single examples")] = 256
 
 
 def fit(

@@ -46,6 +46,7 @@ class DatasetEntry:
 
     description: str
     build: Callable[..., Dataset]
+    model: str  # that it is trained with, unless another is asked for
 
     @property
     def options(self) -> dict[str, Any]:
@@ -175,11 +176,17 @@ def _digits_five(path: str | Path | None, *, domains: Sequence[str] = DIGITS_FIV
 
 
 DATASETS = {
-    "digits": DatasetEntry("scikit-learn's 8×8 digits, turned; each rotation is a domain (bundled)", _digits),
-    "fashion_mnist": DatasetEntry("Fashion-MNIST, 28×28 grey images of clothes, 10 classes", _fashion_mnist),
-    "cifar10": DatasetEntry("CIFAR-10, 32×32 colour images, 10 classes", _cifar10),
-    "amazon_review": DatasetEntry("Amazon reviews as counts of 5000 words, 4 domains, 2 classes", _amazon_review),
-    "digits_five": DatasetEntry("digits of five origins as 28×28 colour images; each origin is a domain", _digits_five),
+    "digits": DatasetEntry("scikit-learn's 8×8 digits, turned; each rotation is a domain (bundled)", _digits, "mlp"),
+    "fashion_mnist": DatasetEntry(
+        "Fashion-MNIST, 28×28 grey images of clothes, 10 classes", _fashion_mnist, "fashion_cnn"
+    ),
+    "cifar10": DatasetEntry("CIFAR-10, 32×32 colour images, 10 classes", _cifar10, "cifar_cnn"),
+    "amazon_review": DatasetEntry(
+        "Amazon reviews as counts of 5000 words, 4 domains, 2 classes", _amazon_review, "amazon_mlp"
+    ),
+    "digits_five": DatasetEntry(
+        "digits of five origins as 28×28 colour images; each origin is a domain", _digits_five, "digits_five_cnn"
+    ),
 }
 
 

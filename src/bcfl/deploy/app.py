@@ -31,8 +31,8 @@ from bcfl.engines.flower.privacy import Ledger, Protection, privacy_from, spent
 from bcfl.engines.flower.wire import name_in
 from bcfl.model.flat import FlatModel, build
 from bcfl.runs.loop import Observer, is_unfinished, run_on
-from bcfl.runs.problem import Problem, Split, load_data, model_factory, suitable_method, users_function
-from bcfl.runs.settings import Config, apply_override, parse_config, parse_section, set_value
+from bcfl.runs.problem import Problem, Split, load_data, method_for, model_factory, users_function
+from bcfl.runs.settings import Config, apply_override, load_named_plugin, parse_config, parse_section, set_value
 from bcfl.runs.store import RunFolder, refuse_if_full
 
 server = ServerApp()
@@ -62,6 +62,7 @@ def read_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
         raise ValueError("deploy.num_clients must be given: the number of clients in the federation")
     terms: Terms = parse_section(Terms, deploy, "deploy")
     terms.check()
+    load_named_plugin(nested)
     return parse_config(nested), terms, out
 
 
@@ -74,7 +75,7 @@ def serve(grid: Grid, context: Context) -> None:
             return
         if not is_unfinished(out, config):  # before the engine waits for the clients
             refuse_if_full(folder, config.as_dict())
-        method = suitable_method(config, terms.num_clients)
+        method = method_for(config, terms.num_clients)
         experiment = config.experiment
         factory, participation = model_factory(config), experiment.participation()
         engine = FlowerEngine(grid, factory, config.training, experiment.seed, participation, terms)

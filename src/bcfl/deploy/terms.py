@@ -9,14 +9,16 @@ from typing import Any
 
 from bcfl.data.partition import parse_specification
 from bcfl.engines.flower import Terms
-from bcfl.runs.problem import suitable_method, users_function
+from bcfl.runs.problem import method_for, users_function
 from bcfl.runs.settings import (
     Config,
     DataConfig,
     apply_override,
+    load_named_plugin,
     parse_config,
     parse_section,
     read_toml,
+    refuse_foreign,
     refuse_ignored,
     section_of,
     set_value,
@@ -42,13 +44,15 @@ def read_settings(
         apply_override(values, override)
     if seed is not None:
         set_value(values, "experiment.seed", seed)
-    own_terms, data, _ = (section_of(values, name) for name in ("deploy", "data", "method"))
+    own_terms, data, options = (section_of(values, name) for name in ("deploy", "data", "method"))
+    options = {**options}  # as given: what suits the number of clients may come to them
     del values["deploy"]
     if data_factory is not None and not {"name", "factory"} & section_of(values, "model").keys():
         raise ValueError("--data-factory: model.name or model.factory must be given for these data")
     terms = _terms(own_terms, num_clients)
     if not {"name", "partition", "factory"} & data.keys():
         _suit(values, terms.num_clients)
+    load_named_plugin(values)
     config = parse_config(values)
     refuse_ignored(config.data)
     for key, reference in _factories(config, data_factory).items():
@@ -56,9 +60,10 @@ def read_settings(
             raise ValueError(f"{key} must be package.module:function, got {reference!r}")
         if _is_here(reference):
             users_function(reference, key)  # a ValueError if its module is here and has no such function
+    refuse_foreign(options, [config.method["name"]])
     if config.data.factory is None:
         _check_partition(config.data, terms.num_clients)
-    suitable_method(config, terms.num_clients)
+    method_for(config, terms.num_clients)
     return config, asdict(terms)
 
 

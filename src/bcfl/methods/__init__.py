@@ -1,10 +1,14 @@
-"""The methods by name. To add one: write its class, add one entry here; the conformance tests pick it up."""
+"""The methods by name. To add one: write its class and register it; the conformance tests pick up what stands here."""
 
+import dataclasses
 import difflib
+import importlib
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
 
 from bcfl.federation import Method
 from bcfl.methods.attentive import FedAMP, FedSoft
@@ -14,6 +18,13 @@ from bcfl.methods.births import AutoBCFL
 from bcfl.methods.hard import IFCA, KMeansClustering
 
 WARM_UP_ROUNDS = 2  # what -w stands for, unless method.warm_up_rounds says otherwise
+MOST_HYPOTHESES = 1000  # each has K beliefs of the model's size
+NEAR = 0.75  # how alike a name must be to be meant
+GROUP = "bcfl.methods"  # the entry points of installed packages that bring methods of their own
+NEAREST = {"fedprox": "it is wecfl with method.num_clusters = 1 and method.proximal above 0"}  # what has another name
+
+logger = logging.getLogger(__name__)
+M = TypeVar("M", bound=type)
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,16 @@ class Entry:
     fixed: Mapping[str, Any]  # options that the name implies
     remark: str = ""  # what must be known where its numbers stand beside those of others
 
+    @property
+    def comes_along(self) -> bool:
+        """Whether it is one of bcfl's own."""
+        return self.build.__module__.startswith("bcfl.")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What can be set of it, in the order of its fields."""
+        return tuple(field.name for field in dataclasses.fields(self.build) if field.name not in self.fixed)
+
 
 METHODS = {
     entry.name: entry
@@ -33,8 +54,18 @@ METHODS = {
         Entry(
             "bcfl-g", "greedy: the best association of each round", BCFL, {"strategy": "greedy", "max_hypotheses": 1}
         ),
-        Entry("bcfl-c-M", "consensus: the M best associations, merged into one", BCFL, {"strategy": "consensus"}),
-        Entry("bcfl-mh-M", "multi-hypothesis: the M best stories, carried on", BCFL, {"strategy": "multi"}),
+        Entry(
+            "bcfl-c-M",
+            "consensus: the M best associations, merged into one",
+            BCFL,
+            {"strategy": "consensus", "max_hypotheses": "M"},
+        ),
+        Entry(
+            "bcfl-mh-M",
+            "multi-hypothesis: the M best stories, carried on",
+            BCFL,
+            {"strategy": "multi", "max_hypotheses": "M"},
+        ),
         Entry("bcfl-auto", "finds the number of clusters: they are born, joined and die", AutoBCFL, {}),
         Entry("local", "no federation: each client alone", Local, {}),
         Entry("fedavg", "one global model, averaged by examples", FedAvg, {}),
@@ -55,33 +86,79 @@ METHODS = {
 _BCFL_NAME = re.compile(r"(?P<stem>bcfl-g|bcfl-(?:c|mh)-(?P<count>\d+))(?P<warm>-w)?")
 
 
+def register(name: str, summary: str | None = None) -> Callable[[M], M]:
+    """The decorator that offers a frozen dataclass with `init` and `round` as the method `name`.
+
+    Its fields are the method's options; pydantic's Field in their annotation says what each may be and means. Without
+    a summary the first line of its docstring is taken.
+    """
+
+    def registered(build: M) -> M:
+        known = METHODS.get(name)
+        if known is not None and (known.build.__module__, known.build.__name__) != (build.__module__, build.__name__):
+            raise ValueError(f"method {name!r} is there already: choose another name")
+        if not re.fullmatch(r"\w[\w-]*", name) or _BCFL_NAME.fullmatch(name) or name.endswith("-M"):
+            raise ValueError(f"a method's name must be letters, digits, _ and -, and none of bcfl's own, got {name!r}")
+        if not dataclasses.is_dataclass(build):
+            raise ValueError(f"method {name!r} must be a dataclass, got {build.__name__}")
+        told = summary or (build.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        METHODS[name] = Entry(name, told, build, {})
+        return build
+
+    return registered
+
+
+def load_plugin(module: str) -> None:
+    """The methods that this module registers are known."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a user's module may raise anything
+        raise ValueError(f"method.plugin {module!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
 def remarks(names: Iterable[str]) -> list[str]:
-    """What must be said beside a comparison of these methods."""
-    compared = {_look_up(name)[0].name for name in names}
+    """What must be said beside a comparison of these methods; of one that is not known here, nothing."""
+    compared = {entry_of(name).name for name in names if is_known(name)}
     return [entry.remark for entry in METHODS.values() if entry.remark and entry.name in compared]
 
 
-def option_types() -> dict[str, Any]:
-    """Every option that some method has, and its type."""
-    implied = {option for entry in METHODS.values() for option in entry.fixed}
-    hints = {name: hint for entry in METHODS.values() for name, hint in get_type_hints(entry.build).items()}
-    return {name: hint for name, hint in hints.items() if name not in implied}
+def owners_of(option: str) -> list[Entry]:
+    """The methods that have this option."""
+    return [entry for entry in METHODS.values() if option in entry.options]
+
+
+def all_options() -> list[str]:
+    """Every option that some method has."""
+    return list(dict.fromkeys(option for entry in METHODS.values() for option in entry.options))
 
 
 def make_method(name: str, options: Mapping[str, Any]) -> Method:
     """The method of that name with those options; options that only other methods have are left aside."""
     entry, implied = _look_up(name)
-    unknown = sorted(set(options) - option_types().keys())
+    known = all_options()
+    unknown = sorted(set(options) - set(known))
     if unknown:
-        raise ValueError(f"unknown method option {unknown[0]!r}, allowed: {', '.join(sorted(option_types()))}")
-    own = get_type_hints(entry.build).keys()
-    method: Method = entry.build(**{**implied, **{key: value for key, value in options.items() if key in own}})
+        raise ValueError(f"unknown method option {unknown[0]!r}, allowed: {', '.join(sorted(known))}")
+    method: Method = entry.build(**{**implied, **{key: options[key] for key in entry.options if key in options}})
     return method
 
 
 def method_of(section: Mapping[str, Any]) -> Method:
     """The method that a section of settings describes, by its name and its options."""
-    return make_method(section["name"], {key: value for key, value in section.items() if key != "name"})
+    return make_method(section["name"], {key: section[key] for key in section.keys() - {"name", "plugin"}})
+
+
+def entry_of(name: str) -> Entry:
+    """The entry behind a name."""
+    return _look_up(name)[0]
+
+
+def is_known(name: str) -> bool:
+    """Whether there is such a method: a run may have been made by one that is not installed here."""
+    try:
+        return bool(_look_up(name))
+    except ValueError:
+        return False
 
 
 def _look_up(name: str) -> tuple[Entry, dict[str, Any]]:
@@ -91,15 +168,33 @@ def _look_up(name: str) -> tuple[Entry, dict[str, Any]]:
         entry = METHODS[stem if count is None else re.sub(r"\d+$", "M", stem)]
         implied = dict(entry.fixed)
         if count is not None:
+            if not (len(count) <= len(str(MOST_HYPOTHESES)) and 1 <= int(count) <= MOST_HYPOTHESES):
+                raise ValueError(f"method {name!r} must keep at least 1 hypothesis, and at most {MOST_HYPOTHESES:,}")
             implied["max_hypotheses"] = int(count)
-            if int(count) < 1:
-                raise ValueError(f"method {name!r} must keep at least 1 hypothesis")
         if match["warm"]:
             implied["warm_up_rounds"] = WARM_UP_ROUNDS
         return entry, implied
     if name in METHODS and not name.endswith("-M"):
         return METHODS[name], dict(METHODS[name].fixed)
-    examples = [key.replace("-M", "-3") for key in METHODS]
-    near = difflib.get_close_matches(name, examples, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"unknown method {name!r}; {hint}known: {', '.join(METHODS)} (M a number, -w for warm-up)")
+    raise ValueError(f"unknown method {name!r}; {_nearest(name)}known: {', '.join(METHODS)} (M a number, -w for "
+                     "warm-up; others by --plugin MODULE)")  # fmt: skip
+
+
+def _nearest(name: str) -> str:
+    """What may have been meant, if anything here is truly near."""
+    if name in NEAREST:
+        return f"{NEAREST[name]}; "
+    near = difflib.get_close_matches(name, [key.replace("-M", "-3") for key in METHODS], 1, NEAR)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def _load_installed() -> None:
+    """The methods of installed packages are known; a package that cannot be imported is told and left out."""
+    for point in entry_points(group=GROUP):
+        try:
+            importlib.import_module(point.module)  # without its attribute: the module may be what imports this one
+        except Exception as error:  # somebody else's module may raise anything
+            logger.warning(f"the methods of {point.value} ({GROUP}) cannot be used: {type(error).__name__}: {error}")
+
+
+_load_installed()

@@ -1,15 +1,17 @@
 """Personal models that listen to others: FedAMP by distance between models, FedSoft by soft cluster membership."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from bcfl.belief.gaussian import flat
-from bcfl.belief.robust import Robust, all_bounded, middle, weight_of
+from bcfl.belief.robust import all_bounded, middle, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods.kmeans import squared_distances
+from bcfl.methods.options import Defence, NumClusters, Proximal, ScoringExamples
 from bcfl.methods.steps import draw_starts, mean_by_examples, single_story, unit
 from bcfl.randomness import numpy_generator
 
@@ -24,11 +26,23 @@ class FedAMP:
     the proximal term (theirs has no gradient), and the mixture of what comes back is what is tested.
     """
 
-    attention: Literal["distance", "cosine"] = "distance"
-    sigma: float | None = None  # None: the median squared distance, so that it suits any model
-    alpha: float | None = None  # None: σ / clients, so that equal models are averaged equally
-    proximal: float = 1.0
-    variant: Literal["personal", "attentive_mean"] = "personal"
+    attention: Annotated[
+        Literal["distance", "cosine"],
+        Field(description="how alike two models are, as in its paper, or as in its published experiments (cosine)"),
+    ] = "distance"
+    sigma: Annotated[
+        Annotated[float, Field(ge=1e-30, le=1e30)] | None,
+        Field(description='the scale of distances; "none": the median squared distance, which suits any model'),
+    ] = None
+    alpha: Annotated[
+        Annotated[float, Field(ge=1e-30, le=1e30)] | None,
+        Field(description='the step; "none": σ ÷ clients, so that equal models are averaged equally'),
+    ] = None
+    proximal: Proximal = 1.0
+    variant: Annotated[
+        Literal["personal", "attentive_mean"],
+        Field(description="what trains and is tested: a client's own model, or the mixture that it is sent"),
+    ] = "personal"
 
     def init(self, clients: Clients) -> Hypotheses:
         num_clients = len(clients.present)
@@ -108,12 +122,12 @@ class FedSoft:
     becomes the mean of its selection.
     """
 
-    num_clusters: int = 4
-    proximal: float = 0.1
-    selection: int = 10
-    smoothing: float = 1e-4
-    scoring_examples: int | None = 320
-    robust: Robust = "none"
+    num_clusters: NumClusters = 4
+    proximal: Proximal = 0.1
+    selection: Annotated[int, Field(ge=1, description="the clients that are drawn for each cluster")] = 10
+    smoothing: Annotated[float, Field(gt=0, le=1, description="the least share of a client in a cluster")] = 1e-4
+    scoring_examples: ScoringExamples = 320
+    robust: Defence = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         centres = draw_starts(clients, self.num_clusters)

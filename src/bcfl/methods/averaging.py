@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from bcfl.belief.evidence import Temperature, temper_scores
+from bcfl.belief.evidence import temper_scores
 from bcfl.belief.gaussian import Gaussian, Merging, flat
-from bcfl.belief.robust import SUREST, Robust, all_bounded, middle_of, weight_of
+from bcfl.belief.robust import SUREST, all_bounded, middle_of, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
+from bcfl.methods.options import Defence, Forgetting, ScoringExamples, Tempering
 from bcfl.methods.steps import FusionStack, mean_by_examples, single_story
 
 LEAST_LOG_WEIGHT = -1e9  # of a client whose likelihood is zero or no number: it counts only among its like
@@ -19,7 +20,7 @@ LEAST_LOG_WEIGHT = -1e9  # of a client whose likelihood is zero or no number: it
 class FedAvg:
     """One global model: the mean of the clients' models weighted by their numbers of examples."""
 
-    robust: Robust = "none"
+    robust: Defence = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         return single_story(flat(clients.draw_model(0, 0)[None]), torch.zeros(len(clients.present), dtype=torch.int64))
@@ -61,10 +62,10 @@ class BPFedAvg:
     client that has never adapted, and so is not associated yet (−1), is tested with the global mean.
     """
 
-    forgetting: float = 0.5
-    temperature: Temperature = "per_example"
-    scoring_examples: int | None = 320
-    robust: Robust = "none"
+    forgetting: Forgetting = 0.5
+    temperature: Tempering = "per_example"
+    scoring_examples: ScoringExamples = 320
+    robust: Defence = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         start = clients.draw_model(0, 0)

@@ -2,27 +2,35 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from bcfl.association.hypotheses import Branches, Search, branch, prune, reweight
+from bcfl.association.hypotheses import Branches, Search, branch, num_hypotheses, prune, reweight
 from bcfl.belief.evidence import (
     LEAST_PRECISION,
     PointKind,
-    Temperature,
     client_evidence,
     evidence_points,
     hypothesis_evidence,
     temper_scores,
 )
-from bcfl.belief.gaussian import FusionRule, Gaussian, merge, stack
-from bcfl.belief.robust import Robust, bounded_scores
+from bcfl.belief.gaussian import Gaussian, merge, stack
+from bcfl.belief.robust import bounded_scores
 from bcfl.extensions.racing import TOLERANCE, race
-from bcfl.extensions.staying import Stay
 from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.methods.kmeans import warm_up
+from bcfl.methods.options import (
+    Defence,
+    Forgetting,
+    Fusing,
+    MinWeight,
+    NumClusters,
+    ScoringExamples,
+    Tempering,
+)
 from bcfl.methods.remembered import Memory
 from bcfl.methods.steps import (
     belief_folds,
@@ -42,6 +50,12 @@ CANDIDATES = 4
 _NO_PRIOR = torch.zeros(1, 1, 1, dtype=torch.float64)  # of where clients are: no memory
 
 
+def _fewest_and_most(size: tuple[int, int]) -> tuple[int, int]:
+    if not 0 <= size[0] <= size[1]:
+        raise ValueError("[fewest, most] with 0 ≤ fewest ≤ most")
+    return size
+
+
 @dataclass(frozen=True)
 class BCFL:
     """Keep the best associations of clients with clusters, and one Gaussian belief per cluster under each of them.
@@ -49,32 +63,95 @@ class BCFL:
     `greedy` keeps one hypothesis, `consensus` merges the best M of each round into one, `multi` carries them on.
     """
 
-    num_clusters: int = 4
+    num_clusters: NumClusters = 4
     strategy: Literal["greedy", "consensus", "multi"] = "multi"
     max_hypotheses: int = 3
-    warm_up_rounds: int = 0
-    fusion: FusionRule = "geometric"
+    warm_up_rounds: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10_000,
+            description="clients first train alone, for so many rounds' steps at a stretch, before their models are "
+            "grouped; -w in a name sets 2",
+        ),
+    ] = 0
+    fusion: Fusing = "geometric"
     # A client's data is the same in every round, so a belief that kept all of its precision would count it again and
     # again, grow without bound and freeze. With half of it forgotten the precision settles at twice one round's
     # evidence, and the prior a client sees weighs as much as its own data.
-    forgetting: float = 0.5
-    prior_precision: float = 0.0
-    temperature: Temperature = "per_example"
-    evidence_points: int = 1  # 1: at the mean
-    evidence_kind: PointKind = "sigma"
-    scoring_examples: int | None = 320
-    initial: Literal["different", "same"] = "different"
-    # A start is given up once its best story weighs this much less than the very best one. Until then it keeps a
-    # place: untrained models explain all clients alike, so that at first the M best are M near-copies of one start.
-    give_up_weight: float = 0.01
-    min_weight: float = 0.0  # hypotheses below it are dropped
-    cluster_size: tuple[int, int] | None = None  # fewest and most clients of every cluster
-    search: Search = "exact"  # "one_change": the paper's heuristic, for comparison: it misses some of the best
-    # The probability per round that scoring less changes what is kept; 0: every model is scored in full.
-    racing: float = 0.0
-    # The probability that a client stays in its cluster from one round to the next, or "learn" it. None: no memory.
-    stay: Stay | None = None
-    robust: Robust = "none"
+    forgetting: Forgetting = 0.5
+    prior_precision: Annotated[float, Field(ge=0, le=1e12, description="of the beliefs at the start")] = 0.0
+    temperature: Tempering = "per_example"
+    evidence_points: Annotated[
+        int,
+        Field(ge=1, le=10_000, description="at how many points of a belief its evidence is taken; 1: at its mean"),
+    ] = 1
+    evidence_kind: Annotated[PointKind, Field(description="which points, if more than one")] = "sigma"
+    scoring_examples: ScoringExamples = 320
+    initial: Annotated[
+        Literal["different", "same"],
+        Field(description="of bcfl-mh-M: its M hypotheses start from different draws of the models, or all from one"),
+    ] = "different"
+    # Until a start is given up it keeps a place: untrained models explain all clients alike, so that at first the M
+    # best are M near-copies of one start.
+    give_up_weight: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="of several starts, one is given up once its best story weighs this much less than the very "
+            "best",
+        ),
+    ] = 0.01
+    min_weight: MinWeight = 0.0
+    cluster_size: Annotated[
+        Annotated[tuple[int, int], AfterValidator(_fewest_and_most)] | None,
+        Field(description="[fewest, most] clients of every cluster, those that are away counted where they were last"),
+    ] = None
+    search: Annotated[
+        Search,
+        Field(
+            description="how the best associations are found; one_change is the paper's heuristic, for comparison: "
+            "single changes of the best, which miss some"
+        ),
+    ] = "exact"
+    racing: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="score only what can still change what is kept; about this probability per round of keeping "
+            "something else (0: off)",
+        ),
+    ] = 0.0
+    stay: Annotated[
+        Annotated[float, Field(gt=0, lt=1)] | Literal["learn"] | None,
+        Field(description='the probability that a client stays in its cluster, or "learn" it; "none": no memory'),
+    ] = None
+    robust: Defence = "none"
+
+    def __post_init__(self) -> None:
+        # Memory needs how likely every cluster is, not only the likely ones.
+        plain = self.evidence_points == 1 and self.cluster_size is None and self.stay is None
+        if self.racing and not plain:
+            allowed = "0 (off), or in (0, 1) with evidence_points = 1 and without cluster_size or stay"
+            raise ValueError(f"racing must be {allowed}, got {self.racing}")
+        if self.search == "one_change" and (self.racing or self.cluster_size is not None):
+            raise ValueError('search must be "exact" where there is racing or cluster_size, got one_change')
+        if self.evidence_kind == "sigma" and self.evidence_points > 1 and self.evidence_points % 2:
+            raise ValueError(f'evidence_points must be 1 or even for "sigma" points, got {self.evidence_points}')
+
+    def check(self, num_clients: int) -> None:
+        """Nothing happens if so many clients can be associated in as many ways as are kept, in clusters of that size"""
+        possible = num_hypotheses(self.num_clusters, min(num_clients, 64), overlapping=False)
+        if self.max_hypotheses > possible:
+            raise ValueError(f"{self.max_hypotheses} hypotheses are to be kept, but {num_clients} clients and "
+                             f"{self.num_clusters} clusters allow only {possible}")  # fmt: skip
+        if self.cluster_size is not None:
+            fewest, most = (size * self.num_clusters for size in self.cluster_size)
+            if not fewest <= num_clients <= most:
+                raise ValueError(f"method.cluster_size {list(self.cluster_size)} with {self.num_clusters} clusters "
+                                 f"takes {fewest} to {most} clients, but there are {num_clients}")  # fmt: skip
 
     def init(self, clients: Clients) -> Hypotheses:
         """K cluster models for each hypothesis: drawn independently, or one draw for all, or by warm-up."""

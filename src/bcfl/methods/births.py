@@ -3,19 +3,21 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from bcfl.association.hypotheses import Branches, branch, normalise
 from bcfl.association.seating import canonical, log_partition_prior, log_seat
 from bcfl.belief.evidence import coarsen, sum_error
-from bcfl.belief.gaussian import FusionRule, Gaussian, flat
-from bcfl.belief.robust import Robust, bounded_scores
+from bcfl.belief.gaussian import Gaussian, flat
+from bcfl.belief.robust import bounded_scores
 from bcfl.federation import Clients, Hypotheses, RoundInfo, num_held_out
 from bcfl.methods.kmeans import k_means
+from bcfl.methods.options import Defence, Forgetting, Fusing, MinWeight, ScoringExamples
 from bcfl.methods.steps import distinct_groups, train_groups
 from bcfl.randomness import generator, stream_seed
 
@@ -44,17 +46,29 @@ class AutoBCFL:
     It is scored in the next round beside the clusters that there are, on examples that are held out from training.
     """
 
-    concentration: float = 0.1  # α of the Chinese-restaurant prior: small favours few clusters
-    held_out: float = 0.2  # the share of each client's examples that decides about clusters
-    effective_examples: float = 24.0  # a client's held-out examples count as at most so many
-    caution: float = 2.0  # standard errors by which a birth or a joining must win
-    search_rounds: int | None = 30  # then the clusters stay, and clients train on all of their examples
-    max_stories: int = 2
-    min_weight: float = 0.1
-    fusion: FusionRule = "geometric"
-    forgetting: float = 0.5
-    scoring_examples: int | None = 320
-    robust: Robust = "none"
+    concentration: Annotated[
+        float,
+        Field(ge=1e-9, le=1e9, description="α of the Chinese-restaurant prior: small favours few clusters"),
+    ] = 0.1
+    held_out: Annotated[
+        float, Field(gt=0, lt=1, description="the share of each client's examples that decides about clusters")
+    ] = 0.2
+    effective_examples: Annotated[
+        float, Field(ge=1e-9, le=1e9, description="a client's held-out examples count as at most so many")
+    ] = 24.0
+    caution: Annotated[
+        float, Field(ge=0, le=1e9, description="the standard errors by which a birth or a joining must win")
+    ] = 2.0
+    search_rounds: Annotated[
+        Annotated[int, Field(ge=0)] | None,
+        Field(description="then the clusters stay, and clients train on all of their examples"),
+    ] = 30
+    max_stories: Annotated[int, Field(ge=1, le=1000, description="how many groupings are carried on")] = 2
+    min_weight: MinWeight = 0.1
+    fusion: Fusing = "geometric"
+    forgetting: Forgetting = 0.5
+    scoring_examples: ScoringExamples = 320
+    robust: Defence = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         num_clients = len(clients.present)

@@ -1,15 +1,17 @@
 """Hard clustering without Bayes: IFCA by loss, FeSEM and WeCFL by distance between models."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian, flat
-from bcfl.belief.robust import Robust, all_bounded, weight_of
+from bcfl.belief.robust import all_bounded, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods.kmeans import cluster_means, k_means
+from bcfl.methods.options import Defence, NumClusters, Proximal, ScoringExamples
 from bcfl.methods.steps import FusionStack, draw_starts, single_story, unit
 from bcfl.randomness import stream_seed
 
@@ -21,9 +23,9 @@ class IFCA:
     Every client counts the same; BatchNorm's statistics are averaged by examples.
     """
 
-    num_clusters: int = 4
-    scoring_examples: int | None = 320
-    robust: Robust = "none"
+    num_clusters: NumClusters = 4
+    scoring_examples: ScoringExamples = 320
+    robust: Defence = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         means = draw_starts(clients, self.num_clusters)
@@ -51,11 +53,11 @@ class KMeansClustering:
     in both. All start from one model; the centres are carried from round to round, so clusters keep their numbers.
     """
 
-    num_clusters: int = 4
+    num_clusters: NumClusters = 4
     weighted: bool = False
-    space: Literal["last_layer", "all"] = "last_layer"
-    proximal: float = 0.0
-    robust: Robust = "none"
+    space: Annotated[Literal["last_layer", "all"], Field(description="what of a model k-means looks at")] = "last_layer"
+    proximal: Proximal = 0.0
+    robust: Defence = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         means = clients.draw_model(0, 0).repeat(self.num_clusters, 1)

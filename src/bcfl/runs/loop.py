@@ -29,7 +29,7 @@ from bcfl.runs.environment import environment
 from bcfl.runs.problem import Problem, S, Split, model_factory, prepare, split_seed
 from bcfl.runs.records import read_associations, read_manifest, read_rounds
 from bcfl.runs.result import Result
-from bcfl.runs.settings import FROM_PYTHON, Config, parse_config
+from bcfl.runs.settings import FROM_PYTHON, Config, load_named_plugin, parse_config
 from bcfl.runs.stopping import resumable
 from bcfl.runs.store import Checkpoint, RunFolder, Standing
 
@@ -167,7 +167,9 @@ def _refuse_federations(folder: RunFolder) -> None:
 
 def settings_of(path: Path) -> Config:
     """The settings of the run in a folder."""
-    return parse_config(RunFolder.open(path).read("config.json"))
+    values = RunFolder.open(path).read("config.json")
+    load_named_plugin(values)
+    return parse_config(values)
 
 
 def _go_back(folder: RunFolder, standing: Standing, device: str = "cpu") -> None:

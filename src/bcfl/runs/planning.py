@@ -13,9 +13,11 @@ from bcfl.data.partition import parse_specification
 from bcfl.runs.problem import model_factory
 from bcfl.runs.settings import (
     Config,
+    load_named_plugin,
     parse_config,
     parse_override,
     read_toml,
+    refuse_foreign,
     refuse_ignored,
     refuse_unknown,
     set_value,
@@ -62,6 +64,7 @@ def expand(paths: Iterable[Path], overrides: Iterable[str] = ()) -> list[Config]
         values = read_toml(path)
         with naming(path):
             found += _expand_one(values, changed)
+    refuse_foreign(_options_in(changed), [config.method["name"] for _, config in found])
     return [config for _, config in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -74,12 +77,18 @@ def naming(culprit: object) -> Iterator[None]:
         raise ValueError(f"{culprit}: {error}") from error
 
 
+def _options_in(keys: Iterable[str]) -> list[str]:
+    """The options of methods among section.key."""
+    return [key.removeprefix("method.") for key in keys if key.startswith("method.")]
+
+
 def _expand_one(values: dict[str, Any], changed: Mapping[str, Any]) -> Iterator[tuple[int, Config]]:
     """Every combination that a file's values ask for, with its seed's place in the list of seeds."""
     section = values.pop("sweep", {})
     vary = _what_varies(section)
     options_of = _options_of_methods(section.get("options", {}), vary.get("method.name", []))
     vary = {key: choices for key, choices in vary.items() if key not in changed}
+    names = []
     for combination in itertools.product(*vary.values()):
         own = copy.deepcopy(values)
         wanted = {**changed, **dict(zip(vary, combination, strict=True))}
@@ -87,10 +96,13 @@ def _expand_one(values: dict[str, Any], changed: Mapping[str, Any]) -> Iterator[
         options = options_of.get(name, {})
         for key, value in {**{f"method.{option}": value for option, value in options.items()}, **wanted}.items():
             set_value(own, key, value)
+        load_named_plugin(own)
         config = parse_config(own)
+        names.append(config.method["name"])
         refuse_unknown(options, config.method, "key", f"sweep.options.{name}.")
         _check_names(config)
         yield vary.get("experiment.seed", [config.experiment.seed]).index(config.experiment.seed), config
+    refuse_foreign([*values.get("method", {}), *_options_in(vary)], names)  # several methods may share a file
 
 
 def _what_varies(section: Any) -> dict[str, list[Any]]:

@@ -9,14 +9,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from bcfl.association.hypotheses import num_hypotheses
 from bcfl.data.arrays import from_arrays, listed
 from bcfl.data.datasets import DATASETS, load
 from bcfl.data.drift import with_drift
 from bcfl.data.partition import FederatedData, partition, with_validation
 from bcfl.engines.heap import keep_freed_memory
-from bcfl.federation import Method
-from bcfl.methods import method_of
+from bcfl.federation import Clients, Hypotheses, Method, RoundInfo
+from bcfl.methods import load_plugin, method_of
 from bcfl.model.flat import MODELS, ModelFactory, look_up
 from bcfl.runs.settings import FROM_PYTHON, Config
 
@@ -61,11 +60,13 @@ def set_up_memory(*configs: Config) -> None:
 
 def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
     """The configured method on these data, if it suits so many clients."""
-    return Problem(data, factory, suitable_method(config, data.num_clients))
+    return Problem(data, factory, method_for(config, data.num_clients))
 
 
-def suitable_method(config: Config, num_clients: int) -> Method:
+def method_for(config: Config, num_clients: int) -> Method:
     """The configured method, if it suits so many clients, and whoever joins late is one of them."""
+    if "plugin" in config.method:
+        load_plugin(config.method["plugin"])
     method = method_of(config.method)
     num_clusters = getattr(method, "num_clusters", 1)
     if num_clusters > num_clients:
@@ -74,18 +75,31 @@ def suitable_method(config: Config, num_clients: int) -> Method:
     if per_round > num_clients:
         raise ValueError(f"experiment.clients_per_round is {per_round:g}, but there are {num_clients} clients")
     _check_joins(config, num_clients)
-    max_hypotheses = getattr(method, "max_hypotheses", 1)
-    possible = num_hypotheses(num_clusters, min(num_clients, 64), overlapping=False)
-    if max_hypotheses > possible:
-        raise ValueError(f"method {config.method['name']!r} keeps {max_hypotheses} hypotheses, but {num_clients} "
-                         f"clients and {num_clusters} clusters allow only {possible}")  # fmt: skip
-    if config.method.get("cluster_size") is not None:
-        fewest, most = config.method["cluster_size"]
-        if not fewest * num_clusters <= num_clients <= most * num_clusters:
-            raise ValueError(f"method.cluster_size [{fewest}, {most}] with {num_clusters} clusters takes "
-                             f"{fewest * num_clusters} to {most * num_clusters} clients, "
-                             f"but there are {num_clients}")  # fmt: skip
-    return method
+    if hasattr(method, "check"):  # a method may be particular about how many there are
+        method.check(num_clients)
+    return _Sound(config.method["name"], method)
+
+
+@dataclass(frozen=True)
+class _Sound:
+    """A method whose answers are what the loop can go on with: somebody else may have written it."""
+
+    name: str
+    method: Method
+
+    def init(self, clients: Clients) -> Hypotheses:
+        state = self.method.init(clients)
+        if not isinstance(state, Hypotheses):
+            raise ValueError(f"method {self.name!r}: init must return Hypotheses, it returned {type(state).__name__}")
+        return state
+
+    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+        answer = self.method.round(state, clients)
+        if not (isinstance(answer, tuple) and tuple(map(type, answer)) == (Hypotheses, RoundInfo)):
+            got = f"({', '.join(type(part).__name__ for part in answer)})" if isinstance(answer, tuple) else answer
+            told = got if isinstance(got, str) else type(got).__name__
+            raise ValueError(f"method {self.name!r}: round must return (Hypotheses, RoundInfo), it returned {told}")
+        return answer
 
 
 def _check_joins(config: Config, num_clients: int) -> None:

@@ -1,52 +1,59 @@
-"""Every setting there is, in words: what it is where it is not given, and what it may be."""
+"""Every setting there is, in words: what it means, what it is where it is not given, and what it may be."""
 
-import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
-from bcfl.methods import METHODS, option_types
-from bcfl.runs.settings import DEFAULT_METHOD, SECTIONS, in_words
+from bcfl.methods import METHODS, all_options, owners_of
+from bcfl.runs.fields import Setting, settings_in
+from bcfl.runs.settings import DEFAULT_METHOD, SECTIONS
 
 
 @dataclass(frozen=True)
-class Setting:
+class Described:
     """One setting, in words."""
 
+    meaning: str
     default: str
     allowed: str
     methods: tuple[str, ...] = ()  # of an option: those that have it
 
     def __str__(self) -> str:
-        return "; ".join([self.default, self.allowed, *([", ".join(self.methods)] if self.methods else [])])
+        told = [self.meaning, f"default {self.default}", self.allowed]
+        return "; ".join([*told, f"of {', '.join(self.methods)}"] if self.methods else told)
 
 
-def all_settings() -> dict[str, Setting]:
+def all_settings() -> dict[str, Described]:
     """All of them by `section.key`, in the order of their sections."""
-    found: dict[str, Setting] = {}
+    found: dict[str, Described] = {}
     for section, kind in SECTIONS.items():
-        if kind is None:
-            found |= {f"{section}.{key}": setting for key, setting in _of_methods().items()}
-        else:
-            hints = get_type_hints(kind)
-            for field in dataclasses.fields(kind):
-                found[f"{section}.{field.name}"] = Setting(_plain(field.default), in_words(hints[field.name]))
+        known = _of_methods() if kind is None else {key: _described(one) for key, one in settings_in(kind).items()}
+        found |= {f"{section}.{key}": described for key, described in known.items()}
     return found
 
 
-def _of_methods() -> dict[str, Setting]:
-    found = {"name": Setting(_plain(DEFAULT_METHOD), "a method, as `bcfl list methods` has them")}
-    for option, hint in option_types().items():
+def _described(setting: Setting) -> Described:
+    return Described(setting.meaning, _plain(setting.default), setting.allowed)
+
+
+def _of_methods() -> dict[str, Described]:
+    found = {
+        "name": Described("who is put with whom, and how models are made", _plain(DEFAULT_METHOD), ", ".join(METHODS)),
+        "plugin": Described("the module that brings a method of your own", _plain(None), 'a text or "none"'),
+    }
+    for option in all_options():
+        owners = owners_of(option)
+        settings = [settings_in(entry.build)[option] for entry in owners]
         defaults: dict[str, list[str]] = {}  # default -> the methods that have it
-        for name, entry in METHODS.items():
-            for field in dataclasses.fields(entry.build):
-                if field.name == option:
-                    defaults.setdefault(_plain(field.default), []).append(name)
-        told = list(defaults)
-        if len(told) > 1:
-            told = [f"{default} ({', '.join(names)})" for default, names in defaults.items()]
-        methods = tuple(name for name in METHODS if any(name in names for names in defaults.values()))
-        found[option] = Setting(", ".join(told), in_words(hint), methods)
+        for entry, setting in zip(owners, settings, strict=True):
+            defaults.setdefault(_plain(setting.default), []).append(entry.name)
+        told = [f"{default} ({', '.join(names)})" for default, names in defaults.items()]
+        found[option] = Described(
+            settings[0].meaning,
+            ", ".join(told if len(told) > 1 else defaults),
+            settings[0].allowed,
+            tuple(entry.name for entry in owners),
+        )
     return found
 
 

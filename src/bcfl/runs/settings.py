@@ -5,21 +5,20 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
 import re
 import tomllib
-import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
-import numpy as np
+from pydantic import AfterValidator, Field
 
 from bcfl.client.trainer import Training
 from bcfl.data.datasets import DATASETS, full_name
 from bcfl.engines.simulator import Participation
-from bcfl.methods import make_method, option_types
+from bcfl.methods import NEAR, all_options, entry_of, load_plugin, make_method, owners_of
+from bcfl.runs.fields import Setting, settings_in, shown
 
 DEFAULT_METHOD = "bcfl-mh-3"
 FROM_PYTHON = "given in Python"  # stands for a factory where a caller brought clients or a model of their own
@@ -37,57 +36,142 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("method", "variant"): "personal",
 }
 WITH_OWN_DATA = {"factory", "seed", "validation", "drift_round", "drift_share"}  # what of [data] a factory leaves open
-MODEL_FOR = {
-    "digits": "mlp",
-    "fashion_mnist": "fashion_cnn",
-    "cifar10": "cifar_cnn",
-    "amazon_review": "amazon_mlp",
-    "digits_five": "digits_five_cnn",
+_EPOCHS = "training is counted in steps of one batch: training.local_steps (an epoch is examples ÷ training.batch_size)"
+NOT_OFFERED = {  # what others call by these names, and what there is instead
+    "loss": "training minimises the cross-entropy of class scores, and there is no other loss",
+    "epochs": _EPOCHS,
+    "local_epochs": _EPOCHS,
+    "optimizer": "clients train by SGD, with training.learning_rate and training.momentum",
+    "lr": "did you mean training.learning_rate?",
 }
+
+
+def _is_reference(text: str) -> str:
+    if text != FROM_PYTHON and not re.fullmatch(r"\w+(\.\w+)*:\w+", text):
+        raise ValueError("package.module:function")
+    return text
+
+
+def _is_share_or_count(number: float) -> float:
+    if not (0 < number <= 1 or (1 < number <= 1e15 and number.is_integer())):
+        raise ValueError("a share in (0, 1] or a whole number of clients")
+    return number
+
+
+def _are_joins(joins: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    once = len(dict(joins)) == len(joins)
+    if not (once and all(client >= 0 and first_round >= 1 for client, first_round in joins)):
+        raise ValueError("a list of [client, first round ≥ 1], every client once")
+    return joins
+
+
+Reference = Annotated[str, AfterValidator(_is_reference)]
+Seed = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """[data] which examples there are, and which client holds which."""
 
-    name: str = "digits"
-    path: str | None = None  # a folder or file with the data set, where it is not found by itself
-    factory: str | None = None  # package.module:function that returns a list of clients, instead of a named set
-    partition: str = "feature(4,5)"
-    partition_file: str | None = None  # for partition = "file"
-    clients_per_group: int | None = None  # for partition = "file": true group = client // clients_per_group
-    seed: int | None = None  # of the partition; None: the run's seed
-    share_floor: float = 0.0
-    min_examples: int = 10  # of every client; a draw that gives one fewer is drawn again
-    min_test_examples: int = 1
-    rotations: tuple[int, ...] | None = None  # of digits
-    domains: tuple[str, ...] | None = None  # of digits_five
-    validation: float = 0.0  # test on this share of the clients' training data instead of the test data
-    drift_round: int | None = None  # from this round on some clients hold the data of a client of another group
-    drift_share: float = 0.25  # of the clients: so many change, in pairs that swap their data
+    name: Annotated[str, Field(description="the data set, of those in `bcfl list datasets`")] = "digits"
+    path: Annotated[
+        str | None, Field(description="a folder or file with the data set, where it is not found by itself")
+    ] = None
+    factory: Annotated[
+        Reference | None,
+        Field(description="package.module:function that returns a list of clients, instead of a named set"),
+    ] = None
+    partition: Annotated[str, Field(description="how it is cut into clients: feature(G,n), label(G,n,α) or file")] = (
+        "feature(4,5)"
+    )
+    partition_file: Annotated[str | None, Field(description='the split to load, for partition = "file"')] = None
+    clients_per_group: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        Field(description='for partition = "file", where true groups are so many clients one after the other'),
+    ] = None
+    seed: Annotated[Seed | None, Field(description="the split's own seed; \"none\": the run's")] = None
+    share_floor: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="shares of a class are rounded down to multiples of it; the paper's code has 0.01 (only for "
+            "label)",
+        ),
+    ] = 0.0
+    min_examples: Annotated[
+        int, Field(ge=1, description="of every client; a draw that gives one fewer is drawn again")
+    ] = 10
+    min_test_examples: Annotated[int, Field(ge=0, description="as above, of test examples")] = 1
+    rotations: Annotated[
+        tuple[int, ...] | None,
+        Field(description='of digits, the degrees by which the groups\' images are turned; "none": 0, 90, 180, 270'),
+    ] = None
+    domains: Annotated[
+        tuple[str, ...] | None, Field(description='of digits_five, which collections; "none": the paper\'s five')
+    ] = None
+    validation: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="test on this share of the clients' training data, which is then not trained on, instead of "
+            "the test data",
+        ),
+    ] = 0.0
+    drift_round: Annotated[
+        Annotated[int, Field(ge=2)] | None,
+        Field(description="from this round on some clients hold the data of a client of another group"),
+    ] = None
+    drift_share: Annotated[
+        float, Field(gt=0, le=1, description="of the clients: so many change, in pairs that swap their data")
+    ] = 0.25
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """[model] the network that every cluster has."""
 
-    name: str = "auto"  # auto: what suits the data set
-    factory: str | None = None  # package.module:function that returns a torch.nn.Module, instead of a named model
+    name: Annotated[str, Field(description="one of `bcfl list models`; auto: what suits the data set")] = "auto"
+    factory: Annotated[
+        Reference | None,
+        Field(description="package.module:function that returns a torch.nn.Module, instead of a named model"),
+    ] = None
 
 
 @dataclass(frozen=True)
 class ExperimentConfig:
     """[experiment] how long, from which seed, who takes part, what is kept."""
 
-    rounds: int = 30
-    seed: int = 0
-    evaluate_every: int = 1
-    checkpoint_every: int = 1
-    clients_per_round: float = 1.0
-    dropout: float = 0.0
-    straggling: float = 0.0
-    joins: tuple[tuple[int, int], ...] = ()  # [[client, first round], …]: who is not there from the start
-    mixture: bool = False  # evaluate each client's predictive mixture over the hypotheses beside its best model
+    rounds: Annotated[
+        int, Field(ge=1, le=1_000_000, description="rounds: in each, clients are placed and models trained")
+    ] = 30
+    seed: Annotated[
+        Seed,
+        Field(description="of all that is drawn: models, batches, who takes part, and the split unless it has its own"),
+    ] = 0
+    evaluate_every: Annotated[int, Field(ge=1, description="test in every so many rounds, and in the last")] = 1
+    checkpoint_every: Annotated[int, Field(ge=1, description="so many rounds may be lost if the machine stops")] = 1
+    clients_per_round: Annotated[
+        float,
+        AfterValidator(_is_share_or_count),
+        Field(description="up to 1: the share of clients that takes part in a round; above: their number"),
+    ] = 1.0
+    dropout: Annotated[
+        float,
+        Field(ge=0, lt=1, description="the probability that a chosen client vanishes before it answers anything"),
+    ] = 0.0
+    straggling: Annotated[
+        float, Field(ge=0, lt=1, description="the probability that it answers a score in time, but not a fit")
+    ] = 0.0
+    joins: Annotated[
+        tuple[tuple[int, int], ...],
+        AfterValidator(_are_joins),
+        Field(description="[[client, first round], …]: who is not there from the start"),
+    ] = ()
+    mixture: Annotated[
+        bool, Field(description="evaluate each client's mixture over the hypotheses, too, beside its best model")
+    ] = False
 
     def participation(self) -> Participation:
         return Participation(self.clients_per_round, self.dropout, self.straggling, self.joins)
@@ -130,6 +214,8 @@ class Config:
         """The settings as runs write them down: without the younger ones where these are off."""
         plain = self.all_settings()
         for (section, key), off in YOUNGER.items():
+            if section == "method" and not entry_of(self.method["name"]).comes_along:
+                continue  # another's option of that name has another default
             if plain[section].get(key, off) == off:
                 plain[section].pop(key, None)
         if "drift_round" not in plain["data"]:
@@ -160,32 +246,59 @@ SECTIONS: dict[str, Any] = {
 
 def parse_config(values: Mapping[str, Any]) -> Config:
     """The configuration that nested plain values describe; an unknown key or a wrong type is named."""
+    try:
+        return _parsed(values)
+    except RecursionError:
+        raise ValueError("settings must be sections of keys, these are nested too deeply") from None
+
+
+def _parsed(values: Mapping[str, Any]) -> Config:
     if not isinstance(values, Mapping):
-        raise ValueError(f"settings must be sections of keys, got {values!r}")
+        raise ValueError(f"settings must be sections of keys, got {shown(values)}")
     if "sweep" in values:
         raise ValueError("section sweep describes several runs: give the file to `bcfl sweep`")
     refuse_unknown(values, SECTIONS, "section")
     for name, section in values.items():
         if not isinstance(section, Mapping):
-            raise ValueError(f"{name} must be a section of settings, got {section!r}")
+            raise ValueError(f"{name} must be a section of settings, got {shown(section)}")
     sections = {
         name: parse_section(kind, values.get(name, {}), name) for name, kind in SECTIONS.items() if kind is not None
     }
     config = Config(method=_parse_method(values.get("method", {})), **sections)
-    _check_ranges(config)
+    drift, rounds = config.data.drift_round, config.experiment.rounds
+    if drift is not None and drift > rounds:
+        raise ValueError(f"data.drift_round must be from 2 to experiment.rounds = {rounds}, got {drift}")
     return dataclasses.replace(config, data=_resolve_data(config.data), model=_resolve_model(config))
 
 
-def load_config(path: Path | None, overrides: Iterable[str] = (), **experiment: Any) -> Config:
-    """The configuration of a TOML file (or the default one), changed by `section.key=value` overrides."""
+def load_config(
+    path: Path | None, overrides: Iterable[str] = (), *, compared: Sequence[str] = (), **experiment: Any
+) -> Config:
+    """The configuration of a TOML file (or the default one), changed by `section.key=value` overrides.
+
+    What it would ignore is refused; where several methods are `compared`, only what all of them would.
+    """
     values: dict[str, Any] = read_toml(path) if path else {}
     for override in overrides:
         apply_override(values, override)
-    own = section_of(values, "experiment")
-    own.update({key: value for key, value in experiment.items() if value is not None})
+    section_of(values, "experiment").update({key: value for key, value in experiment.items() if value is not None})
+    return written_config(values, compared)
+
+
+def written_config(values: Mapping[str, Any], compared: Sequence[str] = ()) -> Config:
+    """The configuration as a user writes it: nothing of it is ignored, and a plugin that it names is loaded."""
+    load_named_plugin(values)
     config = parse_config(values)
     refuse_ignored(config.data)
+    refuse_foreign(values.get("method", {}), compared or [config.method["name"]])
     return config
+
+
+def load_named_plugin(values: Mapping[str, Any]) -> None:
+    """The methods of the module in method.plugin, if there is one, are known from here on: its code is run."""
+    method = values.get("method") if isinstance(values, Mapping) else None
+    if isinstance(method, Mapping) and isinstance(plugin := method.get("plugin"), str) and plugin != "none":
+        load_plugin(plugin)
 
 
 def refuse_ignored(data: DataConfig) -> None:
@@ -200,6 +313,18 @@ def refuse_ignored(data: DataConfig) -> None:
             )
 
 
+def refuse_foreign(options: Iterable[str], names: Sequence[str]) -> None:
+    """Nothing happens if each option is one that some of the named methods has: others would be ignored."""
+    entries = [entry_of(name) for name in names]
+    for option in options:
+        if option in ("name", "plugin") or any(option in entry.options for entry in entries):
+            continue
+        owners = ", ".join(entry.name for entry in owners_of(option))
+        theirs = ", ".join(dict.fromkeys(option for entry in entries for option in entry.options)) or "none"
+        raise ValueError(f"method.{option} is an option of {owners}, not of {', '.join(dict.fromkeys(names))}: "
+                         f"leave it out (options here: {theirs})")  # fmt: skip
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -207,7 +332,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"configuration file {path} does not exist") from None
     except OSError as error:
         raise ValueError(f"configuration file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ValueError(f"configuration file {path} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:  # of TOML, of UTF-8, or of a number of thousands of digits
         raise ValueError(f"configuration file {path} is not valid TOML: {error}") from None
 
 
@@ -220,10 +347,10 @@ def parse_override(override: str) -> tuple[str, Any]:
     """The key and the value of `section.key=value`, read as TOML, and as plain text if it is not TOML."""
     key, equals, text = override.partition("=")
     if not equals:
-        raise ValueError(f"--set takes section.key=value, got {override!r}")
+        raise ValueError(f"--set takes section.key=value, got {shown(override)}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
     return key.strip(), value
 
@@ -232,7 +359,9 @@ def set_value(values: dict[str, Any], key: str, value: Any) -> None:
     """Set `section.key` in nested plain values."""
     section, _, name = key.partition(".")
     if not (section and name):
-        raise ValueError(f"a setting is called section.key, got {key!r}")
+        meant = " or ".join(settings_named(key))
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise ValueError(f"a setting is called section.key, got {shown(key)}{hint}")
     section_of(values, section)[name] = value
 
 
@@ -240,18 +369,34 @@ def section_of(values: dict[str, Any], name: str) -> dict[str, Any]:
     """A section of nested plain values, there to be written into."""
     section = values.setdefault(name, {})
     if not isinstance(section, dict):
-        raise ValueError(f"{name} must be a section of settings, got {section!r}")
+        raise ValueError(f"{name} must be a section of settings, got {shown(section)}")
     return section
 
 
 def _parse_method(values: Mapping[str, Any]) -> dict[str, Any]:
     """The method's name and all of its options; options that only other methods have leave no trace."""
-    hints = {"name": str, **option_types()}
-    refuse_unknown(values, hints, "key", "method.")
-    given = {key: check_type(value, hints[key], f"method.{key}") for key, value in values.items()}
-    name = given.pop("name", DEFAULT_METHOD)
-    method: Any = make_method(name, given)
-    return {"name": name, **{key: value for key, value in dataclasses.asdict(method).items() if key in hints}}
+    given = dict(values)
+    name = Setting(str).check(given.pop("name", DEFAULT_METHOD), "method.name")
+    plugin = Setting(str | None).check(given.pop("plugin", None), "method.plugin")
+    entry = entry_of(name)
+    refuse_unknown(given, all_options(), "key", "method.")
+    for key, value in given.items():
+        given[key] = _option(entry.build if key in entry.options else None, key, value)
+    try:
+        method = make_method(name, given)
+    except ValueError as error:  # options that do not go together
+        raise ValueError(f"method.{error}") from None
+    brought_by = {} if plugin is None or entry.comes_along else {"plugin": plugin}
+    return {"name": name, **brought_by, **{key: getattr(method, key) for key in entry.options}}
+
+
+def _option(kind: type | None, key: str, value: Any) -> Any:
+    """The value of a method's option, or of one that only other methods have: as any of them would take it."""
+    kinds = [kind] if kind else [entry.build for entry in owners_of(key)]
+    for other in kinds[1:]:
+        with contextlib.suppress(ValueError):
+            return settings_in(other)[key].check(value, f"method.{key}")
+    return settings_in(kinds[0])[key].check(value, f"method.{key}")
 
 
 def _resolve_data(data: DataConfig) -> DataConfig:
@@ -267,74 +412,17 @@ def _resolve_data(data: DataConfig) -> DataConfig:
 
 def _resolve_model(config: Config) -> ModelConfig:
     """The model that "auto" stands for; where nothing does, the user will be asked for a name."""
-    own = config.model.factory is not None or config.data.factory is not None
-    if own or config.model.name != "auto":
+    given = config.model.factory is not None or config.data.factory is not None
+    if given or config.model.name != "auto" or config.data.name not in DATASETS:
         return config.model
-    return dataclasses.replace(config.model, name=MODEL_FOR.get(config.data.name, "auto"))
+    return dataclasses.replace(config.model, name=DATASETS[config.data.name].model)
 
 
 def parse_section(kind: Any, values: Mapping[str, Any], section: str) -> Any:
     """The section's dataclass from plain values; an unknown key or a wrong type is named."""
-    hints = get_type_hints(kind)
-    refuse_unknown(values, hints, "key", f"{section}.")
-    return kind(**{key: check_type(value, hints[key], f"{section}.{key}") for key, value in values.items()})
-
-
-def check_type(value: Any, hint: Any, key: str) -> Any:
-    """`value` as the type that `hint` asks for; raises a ValueError that names `key` otherwise."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()  # plain numbers, as everything that is written down
-    options = _options(hint)
-    if type(None) in options and (value is None or value == "none"):  # also where any text will do
-        return None
-    for option in options:
-        if get_origin(option) is Literal and value in get_args(option):
-            return value
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value):
-            return float(value)
-        if option in (int, str) and type(value) is option:
-            return value
-        if option is bool and isinstance(value, bool):
-            return value
-        if get_origin(option) is tuple and isinstance(value, list | tuple):
-            kinds = get_args(option)
-            length_fits = kinds[-1] is Ellipsis or len(kinds) == len(value)
-            if length_fits:
-                with contextlib.suppress(ValueError):  # which is about a part: the whole is told below
-                    return tuple(check_type(part, kinds[0], key) for part in value)
-    raise ValueError(f"{key} must be {in_words(hint)}, got {value!r}")
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def in_words(hint: Any) -> str:
-    """What a setting of this type may be."""
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): '"none"'}
-    described = []
-    for option in _options(hint):
-        if get_origin(option) is Literal:
-            described.append(" or ".join(f'"{choice}"' for choice in get_args(option)))
-        elif get_origin(option) is tuple:
-            described.append(f"a list of {_several(get_args(option))}")
-        else:
-            described.append(words[option])
-    return " or ".join(described)
-
-
-def _several(kinds: tuple[Any, ...]) -> str:
-    """What a list holds that is of these types: `int, ...` or `int, int`."""
-    kind, count = kinds[0], "" if kinds[-1] is Ellipsis else f"{len(kinds)} "
-    words = {int: "whole numbers", float: "numbers", str: "texts"}
-    return count + (words[kind] if kind in words else f"lists of {_several(get_args(kind))}")
+    known = settings_in(kind)
+    refuse_unknown(values, known, "key", f"{section}.")
+    return kind(**{key: known[key].check(value, f"{section}.{key}") for key, value in values.items()})
 
 
 def refuse_unknown(values: Iterable[str], allowed: Iterable[str], what: str, prefix: str = "") -> None:
@@ -342,91 +430,15 @@ def refuse_unknown(values: Iterable[str], allowed: Iterable[str], what: str, pre
     allowed = sorted(allowed)
     for key in values:
         if key not in allowed:
-            near = [f"{prefix}{name}" for name in difflib.get_close_matches(key, allowed, 1)]
+            near = [f"{prefix}{name}" for name in difflib.get_close_matches(str(key), allowed, 1, NEAR)]
             meant = (settings_named(key) if prefix.removesuffix(".") in SECTIONS else []) or near
             hint = f"did you mean {' or '.join(meant)}? " if meant else ""
+            if key in NOT_OFFERED and not meant:
+                hint = f"{NOT_OFFERED[key]}; "
             raise ValueError(f"unknown {what} {prefix}{key}; {hint}allowed: {', '.join(allowed)}")
 
 
 def settings_named(key: str) -> list[str]:
     """The settings of that name, whichever section they are in: section.key."""
-    known = {section: option_types() if kind is None else get_type_hints(kind) for section, kind in SECTIONS.items()}
+    known = {section: all_options() if kind is None else settings_in(kind) for section, kind in SECTIONS.items()}
     return [f"{section}.{key}" for section, keys in known.items() if key in keys]
-
-
-def _check_ranges(config: Config) -> None:
-    training, experiment, data = config.training, config.experiment, config.data
-    rules = {
-        "training.learning_rate": (training.learning_rate > 0, "> 0"),
-        "training.momentum": (0 <= training.momentum < 1, "in [0, 1)"),
-        "training.batch_size": (training.batch_size >= 1, "≥ 1"),
-        "training.local_steps": (training.local_steps >= 1, "≥ 1"),
-        "training.fisher_examples": (training.fisher_examples >= 1, "≥ 1"),
-        "experiment.rounds": (experiment.rounds >= 1, "≥ 1"),
-        "experiment.seed": (experiment.seed >= 0, "≥ 0"),
-        "experiment.evaluate_every": (experiment.evaluate_every >= 1, "≥ 1"),
-        "experiment.checkpoint_every": (experiment.checkpoint_every >= 1, "≥ 1"),
-        "experiment.clients_per_round": (
-            0 < experiment.clients_per_round <= 1
-            or (experiment.clients_per_round > 1 and experiment.clients_per_round.is_integer()),
-            "a share in (0, 1] or a whole number of clients",
-        ),
-        "experiment.dropout": (0 <= experiment.dropout < 1, "in [0, 1)"),
-        "experiment.straggling": (0 <= experiment.straggling < 1, "in [0, 1)"),
-        "experiment.joins": (
-            all(client >= 0 and first_round >= 1 for client, first_round in experiment.joins)
-            and len(dict(experiment.joins)) == len(experiment.joins),
-            "a list of [client, first round ≥ 1], every client once",
-        ),
-        "data.share_floor": (0 <= data.share_floor < 1, "in [0, 1)"),
-        "data.min_examples": (data.min_examples >= 1, "≥ 1"),
-        "data.min_test_examples": (data.min_test_examples >= 0, "≥ 0"),
-        "data.validation": (0 <= data.validation < 1, "in [0, 1)"),
-        "data.drift_round": (
-            data.drift_round is None or 2 <= data.drift_round <= experiment.rounds,
-            f"from 2 to experiment.rounds = {experiment.rounds}",
-        ),
-        "data.drift_share": (data.drift_round is None or 0 < data.drift_share <= 1, "in (0, 1]"),
-    }
-    at_least = {"num_clusters": 1, "evidence_points": 1, "scoring_examples": 1, "selection": 1, "warm_up_rounds": 0}
-    at_least |= {"prior_precision": 0, "proximal": 0, "max_stories": 1, "caution": 0, "search_rounds": 0}
-    for name in at_least.keys() & config.method.keys():
-        value = config.method[name]
-        rules[f"method.{name}"] = (value is None or value >= at_least[name], f"≥ {at_least[name]}")
-    if "forgetting" in config.method:
-        rules["method.forgetting"] = (0 <= config.method["forgetting"] <= 1, "in [0, 1]")
-    if isinstance(config.method.get("stay"), float):
-        rules["method.stay"] = (0 < config.method["stay"] < 1, 'in (0, 1), or "learn"')
-    if "min_weight" in config.method:
-        rules["method.min_weight"] = (0 <= config.method["min_weight"] < 1, "in [0, 1)")
-    if config.method.get("racing"):
-        rules["method.racing"] = (
-            0 < config.method["racing"] < 1
-            and config.method["evidence_points"] == 1
-            and config.method["cluster_size"] is None
-            and config.method["stay"] is None,  # memory needs how likely every cluster is, not only the likely ones
-            "0 (off), or in (0, 1) with evidence_points = 1 and without cluster_size or stay",
-        )
-    if config.method.get("search") == "one_change":
-        rules["method.search"] = (
-            not config.method["racing"] and config.method["cluster_size"] is None,
-            '"exact" where there is racing or cluster_size',
-        )
-    if "held_out" in config.method:
-        rules["method.held_out"] = (0 < config.method["held_out"] < 1, "in (0, 1)")
-    if "give_up_weight" in config.method:
-        rules["method.give_up_weight"] = (0 < config.method["give_up_weight"] <= 1, "in (0, 1]")
-    above_zero = {"sigma", "alpha", "smoothing", "temperature", "concentration", "effective_examples"}
-    for name in above_zero & config.method.keys():
-        value = config.method[name]
-        rules[f"method.{name}"] = (value is None or isinstance(value, str) or value > 0, "> 0")
-    if config.method.get("evidence_kind") == "sigma" and config.method["evidence_points"] > 1:
-        rules["method.evidence_points"] = (config.method["evidence_points"] % 2 == 0, '1 or even for "sigma" points')
-    if config.method.get("cluster_size") is not None:
-        fewest, most = config.method["cluster_size"]
-        rules["method.cluster_size"] = (0 <= fewest <= most, "[fewest, most] with 0 ≤ fewest ≤ most")
-    values = config.as_dict()
-    for key, (holds, allowed) in rules.items():
-        if not holds:
-            section, name = key.split(".")
-            raise ValueError(f"{key} must be {allowed}, got {values[section][name]}")
