@@ -29,7 +29,7 @@ def write_run(
     random = np.random.default_rng([seed, clients, rounds])
     name = method or f"bcfl-mh-{hypotheses}"
     settings = [f"method.name={name}", f"method.num_clusters={clusters}", f"experiment.rounds={rounds}"]
-    config = load_config(None, [*settings, *overrides], seed=seed)
+    config = load_config(None, [*settings, *overrides], seed=seed, compared=[name, "bcfl-g"])
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config.as_dict()))
     group = np.arange(clients) * clusters // clients

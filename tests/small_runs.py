@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from bcfl.cli import main
+from bcfl.methods import METHODS
 from bcfl.runs import store
 from bcfl.runs.settings import Config, load_config
 from bcfl.runs.store import RunFolder
@@ -23,6 +24,7 @@ SMALL = [
     "training.local_steps=3",
     "method.scoring_examples=40",
 ]
+COMPARED = [name.replace("-M", "-3") for name in METHODS]  # settings of any of them may stand beside the others
 FEDERATIONS = {
     "plain": [],
     "momentum kept by clients": ["training.momentum_state=client", "method.name=bcfl-mh-4"],
@@ -34,7 +36,7 @@ FEDERATIONS = {
 
 
 def small_config(*overrides: str) -> Config:
-    return load_config(None, [*SMALL, *overrides])
+    return load_config(None, [*SMALL, *overrides], compared=COMPARED)
 
 
 def command(path: Path, *overrides: str) -> list[str]:

@@ -114,7 +114,7 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "unknown section": (["run", *settings(trainin__momentum="0")], "did you mean training"),
     "no setting": (["run", "--set", "rounds=3"], "section.key, got 'rounds'"),
     "wrong type": (["run", *settings(experiment__rounds="many")], "experiment.rounds must be a whole number"),
-    "out of range": (["run", *settings(training__momentum="1")], "training.momentum must be in [0, 1), got 1.0"),
+    "out of range": (["run", *settings(training__momentum="1")], "training.momentum must be in [0, 1), got 1"),
     "unknown method": (["run", *settings(method__name="fedavgg")], "did you mean 'fedavg'?"),
     "no hypothesis": (["run", *settings(method__name="bcfl-mh-0")], "at least 1 hypothesis"),
     "no number of hypotheses": (["run", *settings(method__name="bcfl-mh-M")], "unknown method 'bcfl-mh-M'"),
@@ -565,7 +565,7 @@ def test_compare_prints_mean_and_deviation_and_runs_nothing_twice(
 
 
 def test_sweep_lists_and_runs_what_its_file_describes(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a.toml").write_text('[sweep]\nmethods = ["fedavg"]\nseeds = [0, 1]\n')
+    Path("a.toml").write_text('[sweep]\nmethods = ["ifca"]\nseeds = [0, 1]\n')
     assert call(["sweep", "a.toml", *settings(), "--dry-run"]) == 0
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["to", "do"]] * 2
     assert [item.name for item in own_folder.iterdir()] == ["a.toml"]
@@ -613,7 +613,7 @@ def test_set_narrows_a_sweep_and_its_help_says_so(capsys: pytest.CaptureFixture[
 def test_a_sweep_over_a_split_that_has_changed_gets_one_clear_line(
     own_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("a.toml").write_text('[sweep]\nmethods = ["fedavg"]\n')
+    Path("a.toml").write_text('[sweep]\nmethods = ["ifca"]\n')
     arguments = ["sweep", "a.toml", *settings(data__partition="file", data__partition_file="split.npz"), "--quiet"]
     for partition, code in (("feature(4,2)", 0), ("feature(4,4)", 2)):
         save_partition("split.npz", load_data(load_config(None, [f"data.partition={partition}"])))

@@ -30,7 +30,7 @@ from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.engines.simulator import Participation
 from bcfl.federation import Choice, Hypotheses, Jobs, Method
-from bcfl.methods import METHODS, make_method, option_types
+from bcfl.methods import METHODS, all_options, make_method
 from bcfl.runs.store import state_from_tensors, state_tensors
 
 MOMENTUM_STATES = ["fresh", "client", "belief"]
@@ -411,8 +411,8 @@ def test_options_of_other_methods_are_left_aside_and_unknown_ones_refused() -> N
     assert make_method("fedavg", {"proximal": 3.0, "num_clusters": 2}) == make_method("fedavg", {})
     with pytest.raises(ValueError, match=r"unknown method option 'proximall', allowed: .*proximal"):
         make_method("fedavg", {"proximall": 3.0})
-    assert {"num_clusters", "fusion", "temperature", "initial", "proximal", "selection"} <= option_types().keys()
-    assert "strategy" not in option_types()  # the name says it
+    assert {"num_clusters", "fusion", "temperature", "initial", "proximal", "selection"} <= set(all_options())
+    assert "strategy" not in all_options()  # the name says it
 
 
 def test_the_network_of_these_tests_has_every_part() -> None:

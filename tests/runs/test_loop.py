@@ -460,7 +460,7 @@ def test_a_problem_that_is_not_sound_writes_nothing(tmp_path: Path) -> None:
     for overrides, says in [
         (("method.num_clusters=9",), "method.num_clusters is 9, but there are only 8 clients"),
         (("experiment.clients_per_round=9",), "experiment.clients_per_round is 9, but there are 8 clients"),
-        (("method.name=bcfl-c-70000", "method.num_clusters=4"), "keeps 70000 hypotheses.*allow only 65536"),
+        (("method.name=bcfl-c-300", "method.num_clusters=2"), "300 hypotheses.* allow only 256"),
         (("method.cluster_size=[3,4]",), r"cluster_size \[3, 4\] with 4 clusters takes 12 to 16 clients"),
         (("method.cluster_size=[0,1]",), "takes 0 to 4 clients, but there are 8"),
         (("data.name=cifar10", "data.path=nowhere"), "path nowhere: no such file"),
