@@ -343,8 +343,8 @@ def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
         read_settings(None, ["method.num_clusters=7"], 3)
     with pytest.raises(ValueError, match=r"experiment\.joins names client 9, but the clients are 0 to 2"):
         read_settings(None, ["experiment.joins=[[9, 2]]"], 3)
-    with pytest.raises(ValueError, match=r"'bcfl-mh-6000' keeps 6000 hypotheses, .* allow only 16"):
-        read_settings(None, ["method.name=bcfl-mh-6000"], 4)
+    with pytest.raises(ValueError, match=r"600 hypotheses, .* allow only 16"):
+        read_settings(None, ["method.name=bcfl-mh-600"], 4)
     with pytest.raises(ValueError, match=r"deploy\.min_share must be in"):
         read_settings(None, ["deploy.min_share=2.0"], 3)
     with pytest.raises(ValueError, match=r"did you mean deploy\.deadline"):
@@ -399,7 +399,9 @@ def settings_of(method: str, rounds: int = 3, joins: str = "[]") -> Config:
     """Rotated digits; tested only in the end, because every message is a new process that must load torch."""
     overrides = ["data.partition=feature(3,1)", "data.rotations=[0, 90, 180]", "method.num_clusters=3"]
     more = [f"method.name={method}", f"experiment.rounds={rounds}", f"experiment.evaluate_every={rounds}"]
-    return load_config(None, [*overrides, *more, f"experiment.joins={joins}", "training.local_steps=5"])
+    return load_config(
+        None, [*overrides, *more, f"experiment.joins={joins}", "training.local_steps=5"], compared=["bcfl-g"]
+    )
 
 
 @pytest.fixture(scope="module")
