@@ -36,9 +36,9 @@ class Training:
     fisher: Annotated[
         Literal["auto", "examples", "batch", "exact"],
         Field(
-            description="precision from the squared gradients of training's batches, but of single examples for a client "
-            "of no more than one batch (auto), or always of single examples (examples); batch and exact are the same "
-            "two as published runs had them, which took single examples by another way"
+            description="precision from the squared gradients of training's batches, but of single examples for a "
+            "client of no more than one batch (auto), or always of single examples (examples); batch and exact are "
+            "the same two as published runs had them, which took single examples by another way"
         ),
     ] = "auto"
     fisher_examples: Annotated[int, Field(ge=1, description="at most so many single examples")] = 256

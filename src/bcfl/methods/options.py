@@ -27,7 +27,7 @@ Proximal = Annotated[
 Defence = Annotated[
     Robust,
     Field(
-        description="what a few clients can do to a fusion is bounded: posteriors of unusual size are cut (clip), or the "
-        "median or the trimmed mean of all is taken"
+        description="what a few clients can do to a fusion is bounded: posteriors of unusual size are cut (clip), or "
+        "the median or the trimmed mean of all is taken"
     ),
 ]
