@@ -1,13 +1,15 @@
 """What a configuration stands for: the data, the model and the method, found and checked against each other."""
 
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from bcfl.data.arrays import from_arrays, listed
 from bcfl.data.datasets import DATASETS, load
@@ -16,8 +18,12 @@ from bcfl.data.partition import FederatedData, partition, with_validation
 from bcfl.engines.heap import keep_freed_memory
 from bcfl.federation import Clients, Hypotheses, Method, RoundInfo
 from bcfl.methods import load_plugin, method_of
-from bcfl.model.flat import MODELS, ModelFactory, look_up
+from bcfl.model.flat import MODELS, ModelFactory, build, look_up
 from bcfl.runs.settings import FROM_PYTHON, Config
+
+PROBED = 32  # examples that show what a model's scores look like
+
+logger = logging.getLogger(__name__)
 
 
 class Split(Protocol):
@@ -50,7 +56,42 @@ def prepare(
     """The problem that `config` describes; a user's own clients and model take the place of named ones."""
     if factory is not None:
         keep_freed_memory(factory)
-    return pose(config, load_data(config, clients), factory or model_factory(config))
+    problem = pose(config, load_data(config, clients), factory or model_factory(config))
+    own_data, own_model = config.data.factory is not None, config.model.factory is not None
+    if own_data:
+        _tell_odd_labels(problem.data)
+    if own_data or own_model:
+        _tell_odd_scores(problem, config.experiment.seed)
+    return problem
+
+
+def _tell_odd_labels(data: FederatedData) -> None:
+    """Whoever has labels of one kind only, or classes of which there is no example, is told."""
+    there = torch.cat([data.y_train, data.y_test]).unique().tolist()
+    if len(there) == 1:
+        logger.warning(f"all labels are {there[0]}: there is nothing to tell apart")
+    elif missing := sorted(set(range(data.num_classes)) - set(there)):
+        logger.warning(f"no label is {missing[0]}, though the highest is {there[-1]}: labels count from 0, and a class "
+                       "without examples is learned as one that never comes")  # fmt: skip
+
+
+def _tell_odd_scores(problem: Problem[FederatedData], seed: int) -> None:
+    """Whoever has a model with more classes than there are, or one that returns probabilities, is told."""
+    data = problem.data
+    x = data.x_train[data.train_of[0][:PROBED]]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module = build(problem.factory, seed, "probe").eval()
+        try:
+            scores = module(x)
+        except Exception:  # a user's model may raise anything, and the engine will tell it
+            return
+    if not isinstance(scores, Tensor) or scores.dim() != 2:
+        return
+    if scores.shape[1] > data.num_classes > 1:
+        logger.warning(f"the model has scores for {scores.shape[1]} classes, the labels only {data.num_classes}")
+    if scores.shape[1] > 1 and bool((scores >= 0).all() and ((scores.sum(1) - 1).abs() < 1e-4).all()):
+        logger.warning("the model returns probabilities, a softmax perhaps: it is trained with cross-entropy, which "
+                       "takes scores; without the softmax it learns better")  # fmt: skip
 
 
 def set_up_memory(*configs: Config) -> None:
@@ -199,6 +240,9 @@ def _import_object(reference: str, key: str) -> Callable[..., Any]:
     except Exception as error:  # a module of the user's may raise anything
         where = "" if _looks_here() else "; a kept run's functions are not looked for here, unless PYTHONPATH=. says so"
         raise ValueError(f"{key} {reference!r} cannot be imported: {type(error).__name__}: {error}{where}") from error
+    if isinstance(found, nn.Module):
+        raise ValueError(f"{key} {reference!r} must be a function that returns a new torch.nn.Module, got a "
+                         f"{type(found).__name__}")  # fmt: skip
     if not callable(found):
         raise ValueError(f"{key} {reference!r} must be a function, got {type(found).__name__}")
     return found
