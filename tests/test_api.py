@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import bcfl
 from bcfl.client.trainer import Training
+from bcfl.runs.observers import Observer
 from bcfl.runs.stopping import RunStoppedError
 from bcfl.runs.store import RunFolder
 
@@ -272,7 +273,7 @@ def test_an_unfinished_run_goes_on_in_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_longer_run_takes_over_the_rounds_of_a_shorter_one(tmp_path: Path) -> None:
-    class Rounds:
+    class Rounds(Observer):
         def __init__(self) -> None:
             self.seen: list[int] = []
 

@@ -30,6 +30,7 @@ from bcfl.deploy.processes import Federation, follow, free_ports, run_local
 from bcfl.deploy.terms import read_settings
 from bcfl.engines.flower import Terms
 from bcfl.runs.loop import load_result, start
+from bcfl.runs.observers import Observer
 from bcfl.runs.result import Result
 from bcfl.runs.settings import Config, load_config
 from bcfl.runs.stopping import RunStoppedError
@@ -574,7 +575,7 @@ def test_what_stops_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Federation(Site(tmp_path, 1, insecure=True, gate_port=None)).submit("experiment.nonsense=1")
 
 
-class Told:
+class Told(Observer):
     """An observer that keeps what it is told."""
 
     def __init__(self) -> None:

@@ -33,6 +33,7 @@ from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg
 from bcfl.model.flat import MODELS, FlatModel, ModelFactory, build
 from bcfl.runs.loop import resume, start
+from bcfl.runs.observers import Observer
 from bcfl.runs.result import Result
 
 NO_GPU = not torch.cuda.is_available()
@@ -229,7 +230,7 @@ def test_a_run_of_every_federation_is_the_plain_one(name: str) -> None:
 def test_a_stopped_run_goes_on_to_the_same_bits_and_on_another_device_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class PowerCut:
+    class PowerCut(Observer):
         def started(self, *_: Any) -> None: ...
 
         def round_done(self, record: dict[str, Any], seconds: float) -> None:

@@ -23,6 +23,7 @@ from bcfl.report.html import report
 from bcfl.report.reading import Run, group_runs, read_run
 from bcfl.report.tables import FORMATS
 from bcfl.runs.loop import load_result, resume
+from bcfl.runs.observers import Observer
 
 pytestmark = pytest.mark.fuzz
 COUNT = int(os.environ.get("BCFL_FUZZ", "120"))
@@ -39,7 +40,7 @@ class Begun(Exception):  # noqa: N818
     """Training would begin: that is where a mutated run ends."""
 
 
-class _Stop:
+class _Stop(Observer):
     def started(self, *_: Any) -> None:
         raise Begun
 

@@ -23,7 +23,6 @@ from bcfl.model.flat import mlp
 from bcfl.runs import store
 from bcfl.runs.environment import source_digest
 from bcfl.runs.loop import (
-    Observer,
     is_unfinished,
     load_result,
     prolong,
@@ -31,6 +30,7 @@ from bcfl.runs.loop import (
     settings_of,
     start,
 )
+from bcfl.runs.observers import Observer
 from bcfl.runs.planning import plan
 from bcfl.runs.problem import Split, prepare
 from bcfl.runs.settings import Config
@@ -39,7 +39,7 @@ from bcfl.runs.store import RunFolder, TakenError
 from bcfl.runs.sweep import sweep
 
 
-class Follower:
+class Follower(Observer):
     """Remembers what it was told, and may stop the run."""
 
     def __init__(self, stop_after: int | None = None, error: BaseException | None = None):
@@ -317,7 +317,7 @@ def test_who_asks_for_more_beliefs_than_there_is_room_for_is_told(
     share: float | None, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     needed = 2 * 12 * 2410 * 2 * 4  # before and after, beliefs, parameters, mean and precision, bytes
-    monkeypatch.setattr("bcfl.runs.loop.physical_memory", lambda: None if share is None else int(needed / share))
+    monkeypatch.setattr("bcfl.runs.observers.physical_memory", lambda: None if share is None else int(needed / share))
     start(small_config("method.name=bcfl-mh-3", "experiment.rounds=1", "training.momentum_state=fresh"), None)
     assert ("12 beliefs before and after a round take 0.0 GB" in caplog.text) == told
 

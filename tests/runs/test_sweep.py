@@ -18,7 +18,8 @@ from bcfl.data.manifest import save_partition
 from bcfl.report.grouping import differences, mean_and_deviation, rows_in_order
 from bcfl.runs import loop as run_module
 from bcfl.runs import sweep as module
-from bcfl.runs.loop import Observer, start
+from bcfl.runs.loop import start
+from bcfl.runs.observers import Observer
 from bcfl.runs.planning import Planned, expand, plan
 from bcfl.runs.problem import Split, load_data
 from bcfl.runs.settings import Config
@@ -423,7 +424,7 @@ def test_rows_are_in_the_order_of_methods_and_values() -> None:
 
 
 @dataclass
-class Watch:
+class Watch(Observer):
     """A view, and the observer of every run, that remembers."""
 
     at_once: list[int] = field(default_factory=list)

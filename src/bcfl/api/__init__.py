@@ -11,7 +11,8 @@ import torch
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import listed
 from bcfl.model.flat import ModelFactory
-from bcfl.runs.loop import Observer, is_unfinished, load_result, prolong, resume, start
+from bcfl.runs.loop import is_unfinished, load_result, prolong, resume, start
+from bcfl.runs.observers import Observer
 from bcfl.runs.result import Result
 from bcfl.runs.settings import FROM_PYTHON, settings_named, written_config
 

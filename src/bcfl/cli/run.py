@@ -10,7 +10,7 @@ from bcfl.cli import options
 from bcfl.cli.options import option, usable_folder
 
 if TYPE_CHECKING:
-    from bcfl.runs.loop import Observer
+    from bcfl.runs.observers import Observer
     from bcfl.runs.result import Result
     from bcfl.runs.settings import Config
 

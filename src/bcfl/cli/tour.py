@@ -15,6 +15,7 @@ from bcfl.files import write_atomically
 from bcfl.report.html import report
 from bcfl.report.reading import Ints, Run, read_run
 from bcfl.runs.loop import start
+from bcfl.runs.observers import Observer
 from bcfl.runs.problem import Split, prepare
 from bcfl.runs.settings import Config, load_config
 from bcfl.runs.store import new_folder
@@ -96,7 +97,7 @@ def _sample_digits(data: FederatedData) -> Text:
     return Text("\n".join([*lines, "   " + names.rstrip()]))
 
 
-class _Film:
+class _Film(Observer):
     """An observer that prints how the best story and the weights change."""
 
     def __init__(self, console: Console, path: Path, film: bool):

@@ -30,8 +30,9 @@ from bcfl.engines.flower.exchange import Exchange
 from bcfl.engines.flower.privacy import Ledger, Protection, privacy_from, spent
 from bcfl.engines.flower.wire import name_in
 from bcfl.model.flat import FlatModel, build
-from bcfl.runs.loop import Observer, is_unfinished, run_on
-from bcfl.runs.problem import Problem, Split, load_data, method_for, model_factory, users_function
+from bcfl.runs.loop import is_unfinished, run_on
+from bcfl.runs.observers import Observer
+from bcfl.runs.problem import Problem, load_data, method_for, model_factory, users_function
 from bcfl.runs.settings import Config, apply_override, load_named_plugin, parse_config, parse_section, set_value
 from bcfl.runs.store import RunFolder, refuse_if_full
 
@@ -96,14 +97,11 @@ def _groups(engine: FlowerEngine, round_index: int) -> list[int] | None:
 
 
 @dataclass(frozen=True)
-class PrivacyReport:
+class PrivacyReport(Observer):
     """privacy.json in the run's folder: the (ε, δ) that each client that protects its data has spent so far."""
 
     exchange: Exchange
     folder: Path
-
-    def started(self, config: Config, data: Split, first_round: int) -> None:
-        pass
 
     def round_done(self, record: dict[str, Any], seconds: float) -> None:
         if self.exchange.privacy:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bcfl.runs.observers import Observer
 from bcfl.runs.problem import Split
 from bcfl.runs.settings import Config
 from bcfl.runs.store import RunFolder
@@ -18,7 +19,7 @@ log = logging.getLogger("bcfl")
 
 
 @dataclass
-class Logbook:
+class Logbook(Observer):
     """A line for each round, with what it took and, where clients were tested, how good the models are."""
 
     out: Path

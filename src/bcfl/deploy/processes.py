@@ -18,7 +18,8 @@ from typing import Any
 from bcfl.deploy.folder import CONNECTION, LOCKED_DOWN, Site, init, link_command, node_command, program
 from bcfl.deploy.ready import START_SECONDS, link_answers
 from bcfl.files import GrowingLog
-from bcfl.runs.loop import Observer, is_unfinished, load_result
+from bcfl.runs.loop import is_unfinished, load_result
+from bcfl.runs.observers import Observer
 from bcfl.runs.result import Result
 from bcfl.runs.settings import Config
 from bcfl.runs.stopping import RunStoppedError, ended_in_order

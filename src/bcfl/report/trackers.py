@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from bcfl.data.sources import one_line
 from bcfl.report import require
+from bcfl.runs.observers import Observer
 from bcfl.runs.problem import Split
 from bcfl.runs.settings import Config
 
@@ -44,7 +45,7 @@ def numbers(record: Mapping[str, Any], seconds: float) -> dict[str, float]:
     }
 
 
-class LiveView:
+class LiveView(Observer):
     """The observer of a run that passes its numbers on to loggers, as long as they take them."""
 
     def __init__(self, loggers: Sequence[Logger]):

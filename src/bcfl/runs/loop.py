@@ -5,64 +5,27 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from bcfl.association.hypotheses import align
-from bcfl.belief.gaussian import Gaussian, distinct
 from bcfl.client.client import Layout, layout_of
-from bcfl.client.score import Evaluation
 from bcfl.client.stacked import find_device
 from bcfl.data.datasets import full_name
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.data.scales import remark_on_scales, scales_itself
-from bcfl.engines.heap import physical_memory
 from bcfl.engines.simulator import Simulator
-from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
 from bcfl.model.flat import FlatModel, ModelFactory, build
-from bcfl.predict.metrics import agreement, follow_drift, summarise
-from bcfl.predict.predictors import mixtures
+from bcfl.runs.course import Course, Engine, begin, drift_of, kept_rounds, last_info, placed_in, take_up
 from bcfl.runs.environment import environment
-from bcfl.runs.problem import Problem, S, Split, model_factory, prepare, split_seed
-from bcfl.runs.records import read_associations, read_manifest, read_rounds
+from bcfl.runs.observers import Metrics, Observer, Store, Warnings
+from bcfl.runs.problem import Problem, S, model_factory, prepare, split_seed
+from bcfl.runs.records import read_manifest
 from bcfl.runs.result import Result
 from bcfl.runs.settings import FROM_PYTHON, Config, load_named_plugin, parse_config
 from bcfl.runs.stopping import resumable
 from bcfl.runs.store import Checkpoint, RunFolder, Standing
 
-BELIEFS_SHARE = 0.8  # of the machine's memory: the rest is for data and for trainings under way
-
 logger = logging.getLogger(__name__)
-
-
-class CountedClients(Clients, Protocol):
-    """The federation in one round, with what it has cost so far."""
-
-    work: Work
-
-
-class Engine(Protocol):
-    """Whoever answers for the clients: the simulator, or a real federation."""
-
-    layout: Layout
-    momentum: dict[int, dict[int, Tensor]]  # what clients keep, where the engine keeps it for them
-
-    def begin(self, round_index: int) -> CountedClients: ...
-
-    def evaluate(
-        self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0
-    ) -> list[Evaluation | None]: ...
-
-
-class Observer(Protocol):
-    """Somebody who follows a run: a progress bar, a logger."""
-
-    def started(self, config: Config, data: Split, first_round: int) -> None: ...
-
-    def round_done(self, record: dict[str, Any], seconds: float) -> None: ...
 
 
 def start(
@@ -259,82 +222,37 @@ def _rounds(
     observers: Sequence[Observer],
 ) -> Result:
     """Round after round from the checkpoint, or from the beginning, to the end."""
-    experiment, method = config.experiment, problem.method
-    model_is = engine.layout.shapes, engine.layout.layers
-    history: list[dict[str, Any]] = []
-    placed: list[Tensor] = []  # where the best hypothesis had every client, round by round
-    if checkpoint is None:
-        clients = engine.begin(0)
+    if checkpoint is not None and folder is not None:
+        course = take_up(config, problem, engine, folder, checkpoint)
+    else:
         try:
-            state, info = method.init(clients), None
-            _refuse_other(config, "init", state, Hypotheses)
-        except Exception:  # it does not suit the model, say, or the memory
+            course = begin(config, problem, engine)
+        except Exception:  # the method does not suit the model, say, or the memory
             if folder and not folder.has("rounds.jsonl"):  # the run has never begun
                 folder.clear()
             raise
-        history.append({"round": 0, "work": clients.work.as_dict()})
-        _tell_rejected([], history[0], config.method.get("fusion"))  # in a warm-up
-        if folder:
-            folder.append("rounds.jsonl", history[0])
-            folder.save_checkpoint(Checkpoint(0, state, engine.momentum, *model_is))
-        first = 1
-    else:
-        assert folder is not None
-        state, engine.momentum, first = checkpoint.state, checkpoint.momentum, checkpoint.round + 1
-        history, told = _kept_rounds(config, folder)
-        info, placed = _last_info(told), _placed(told)
-    _tell_memory(state.models)
-    for observer in observers if first <= experiment.rounds else ():
-        observer.started(config, problem.data, first)
-    for index in range(first, experiment.rounds + 1):
-        began, before = time.perf_counter(), state.assignment[0]
-        clients = engine.begin(index)
-        made = method.round(state, clients)
-        _refuse_other(config, "round", made, Hypotheses, RoundInfo)
-        state, info = made
-        placed.append(state.assignment[0])
-        record: dict[str, Any] = {"round": index, "work": clients.work.as_dict()}
-        record |= _association_record(state, before, problem.data.group_in(index))
-        if index % experiment.evaluate_every == 0 or index == experiment.rounds:
-            record |= summarise(engine.evaluate(*state.points(), index))
-            if experiment.mixture:
-                record["mixture"] = summarise(engine.evaluate(*mixtures(state, info), index))
-        _tell_rejected(history, record, config.method.get("fusion"))
-        history.append(record)
-        seconds = time.perf_counter() - began
-        if folder:
-            folder.append("rounds.jsonl", record)
-            folder.append("associations.jsonl", _info_record(index, info))
-            folder.append("timings.jsonl", {"round": index, "seconds": seconds})
-            if index % experiment.checkpoint_every == 0 or index == experiment.rounds:
-                folder.save_checkpoint(Checkpoint(index, state, engine.momentum, *model_is))
+    stores = [Store(course, folder, checkpoint is None)] if folder else []
+    _follow(course, [Metrics(course), Warnings(course), *stores, *observers])
+    return course.result(folder.path if folder else None)
+
+
+def _follow(course: Course[S], observers: Sequence[Observer]) -> None:
+    """All rounds that are left to do are done, and the observers have been told."""
+    try:
+        if course.round < (rounds := course.config.experiment.rounds):
+            for observer in observers:
+                observer.started(course.config, course.problem.data, course.round + 1)
+        while course.round < rounds:
+            began = time.perf_counter()
+            record = course.go_on()
+            for observer in observers:
+                observer.round_done(record, time.perf_counter() - began)
         for observer in observers:
-            observer.round_done(record, seconds)
-    _refuse_if_nothing_learned(history, folder)
-    groups = [problem.data.group_in(index) for index in range(1, experiment.rounds + 1)]
-    drift = _drift(config, placed, groups)
-    path = folder.path if folder else None
-    result = Result(config, state, info, history, problem.factory, groups[-1], path, drift)
-    if folder and not folder.complete:
-        folder.write("result.json", result.summary())
-    return result
-
-
-def _refuse_other(config: Config, function: str, made: Any, *kinds: type) -> None:
-    """Nothing happens if a method's function has made what the loop goes on with."""
-    found = made if isinstance(made, tuple) else (made,)
-    if len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
-        wanted, got = (", ".join(kind.__name__ for kind in names) for names in (kinds, map(type, found)))
-        raise ValueError(f"method {config.method['name']!r}: {function} must return {wanted} (bcfl.federation), but "
-                         f"returned {got or 'an empty tuple'}")  # fmt: skip
-
-
-def _tell_memory(models: Gaussian) -> None:
-    """Whoever has hardly room for the next round's beliefs is told: the system would end the run without a word."""
-    needed, there = 2 * (models.mean.nbytes + distinct(models.precision).nbytes), physical_memory()
-    if there is not None and needed > BELIEFS_SHARE * there:
-        logger.warning(f"{len(models)} beliefs before and after a round take {needed / 1e9:.1f} GB of this machine's "
-                       f"{there / 1e9:.1f}: take a smaller model, or fewer clusters or hypotheses")  # fmt: skip
+            observer.ended()
+    except BaseException as error:
+        for observer in observers:
+            observer.failed(error)
+        raise
 
 
 def _on_scales(config: Config, problem: Problem[S]) -> str | None:
@@ -343,90 +261,6 @@ def _on_scales(config: Config, problem: Problem[S]) -> str | None:
     if inputs is None or scales_itself(build(problem.factory, config.experiment.seed, "probe")):
         return None
     return remark_on_scales(inputs)
-
-
-def _learned(record: Mapping[str, Any]) -> bool:
-    work = record["work"]
-    return bool(work["trainings"] > work["rejected"])
-
-
-def _refuse_if_nothing_learned(history: Sequence[Mapping[str, Any]], folder: RunFolder | None) -> None:
-    """Nothing happens if any training of the run has brought anything: figures of first models would look like it."""
-    if not any(map(_learned, history)):
-        kept = f"; what was tried is in {folder.path}" if folder else ""
-        trainings = sum(record["work"]["trainings"] for record in history)
-        raise ValueError(f"nothing was ever learned: none of {trainings} trainings in {history[-1]['round']} rounds "
-                         f"stayed finite{kept}")  # fmt: skip
-
-
-def _tell_rejected(history: Sequence[Mapping[str, Any]], record: Mapping[str, Any], fusion: str | None) -> None:
-    """The first round in which trainings went off is told, with what to try; one that taught nothing, every time."""
-    work, said = record["work"], []
-    if record["round"] and not _learned(record):
-        said.append("nothing was learned")
-    if work["rejected"] and (said or not any(past["work"]["rejected"] for past in history)):
-        said.append(f"{work['rejected']} of {work['trainings']} trainings did not stay finite and are left out")
-    if said and not any(past["work"]["rejected"] for past in history):
-        remedy = "inputs of another scale, or a smaller training.learning_rate"
-        if fusion == "product":  # of a cluster of n it multiplies the precision by n(1 − forgetting) each round
-            remedy += ", or method.forgetting near 1: with method.fusion product precisions may grow without end"
-        said.append(f"try {remedy}")
-    if said:
-        logger.warning(f"round {record['round']}: {': '.join(said)}")
-
-
-def _association_record(state: Hypotheses, before: Tensor, group: Tensor | None) -> dict[str, Any]:
-    """How the best hypothesis' assignment stands: what changed, and whether it agrees with the true groups."""
-    now = state.assignment[0]
-    num_clusters = max(state.num_clusters, int(max(now.max(), before.max())) + 1)
-    same_numbers = align(torch.stack([before, now]), num_clusters)
-    return {
-        "num_hypotheses": int(state.log_weight.isfinite().sum()),  # without what is only proposed
-        "num_beliefs": len(state.models),
-        "changes": int((same_numbers[0] != same_numbers[1]).sum()),
-        "ari": None if group is None else agreement(now, group),
-    }
-
-
-def _info_record(index: int, info: RoundInfo) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "round": index,
-        "parent": info.parent.tolist(),
-        "log_weight": info.log_weight.tolist(),
-        "assignment": info.assignment.tolist(),
-    }
-    return record if info.events is None else {**record, "events": list(info.events)}
-
-
-def _kept_rounds(config: Config, folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The metrics and the hypotheses of every round so far."""
-    clients, asked = read_manifest(folder.path)["num_clients"], config.method.get("num_clusters") or 1
-    return read_rounds(folder.path, clients), read_associations(folder.path, clients, asked)
-
-
-def _last_info(lines: Sequence[Mapping[str, Any]]) -> RoundInfo | None:
-    if not lines:
-        return None
-    last = lines[-1]
-    return RoundInfo(
-        torch.tensor(last["parent"]),
-        torch.tensor(last["assignment"]),
-        torch.tensor(last["log_weight"], dtype=torch.float64),
-        tuple(last["events"]) if "events" in last else None,
-    )
-
-
-def _placed(lines: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """Where the best hypothesis had every client, round by round."""
-    return [torch.tensor(line["assignment"][0]) for line in lines]
-
-
-def _drift(config: Config, placed: Sequence[Tensor], groups: Sequence[Tensor | None]) -> dict[str, Any] | None:
-    """How the run followed a change of the true groups; None without one, or where there is nothing to associate."""
-    known = [group for group in groups if group is not None]
-    if config.data.drift_round is None or len(known) < len(groups):
-        return None
-    return follow_drift(torch.stack(list(placed)), torch.stack(known))
 
 
 def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
@@ -449,17 +283,17 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
     factory = factory or model_factory(config)
     probe = FlatModel(build(factory, config.experiment.seed, "probe"))
     _refuse_other_model(checkpoint, layout_of(probe, config.training), folder.path)
-    kept, (history, told) = read_manifest(folder.path), _kept_rounds(config, folder)
+    kept, (history, told) = read_manifest(folder.path), kept_rounds(config, folder)
     groups = [groups_in(kept, index) for index in range(1, config.experiment.rounds + 1)]
     return Result(
         config,
         checkpoint.state,
-        _last_info(told),
+        last_info(told),
         history,
         factory,
         groups[-1],
         folder.path,
-        _drift(config, _placed(told), groups),
+        drift_of(config, placed_in(told), groups),
     )
 
 

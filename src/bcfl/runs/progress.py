@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from bcfl.console import console_for
-from bcfl.runs.loop import Observer
+from bcfl.runs.observers import Observer
 from bcfl.runs.pace import Outlook, Pace
 from bcfl.runs.planning import Planned
 from bcfl.runs.problem import Split
@@ -23,7 +23,7 @@ def _bars(console: Console, *more: ProgressColumn) -> Progress:
     return Progress(name, BarColumn(), MofNCompleteColumn(), *more, note, console=console)
 
 
-class LiveProgress:
+class LiveProgress(Observer):
     """A bar with round, accuracy, changes and time left; plain lines where there is no terminal."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class SweepProgress:
             self._console.print(f"{run}, {num_clients} clients, rounds {first_round} to {rounds}", soft_wrap=True)
 
 
-class _RunOfSweep:
+class _RunOfSweep(Observer):
     """The observer that tells a sweep's view of its run."""
 
     def __init__(self, whole: SweepProgress, name: str):

@@ -21,9 +21,10 @@ from bcfl.client.stacked import find_device
 from bcfl.data.manifest import verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.model.flat import FlatModel, ModelFactory, build
-from bcfl.runs.loop import Observer, resume, start
+from bcfl.runs.loop import resume, start
+from bcfl.runs.observers import Observer
 from bcfl.runs.planning import Planned, naming
-from bcfl.runs.problem import Split, load_data, model_factory, pose, set_up_memory, split_seed
+from bcfl.runs.problem import load_data, model_factory, pose, set_up_memory, split_seed
 from bcfl.runs.settings import Config, DataConfig
 from bcfl.runs.stopping import DISK_IS_FULL, RunStoppedError
 from bcfl.runs.store import RunFolder, TakenError
@@ -152,13 +153,10 @@ def _help(runs: Sequence[Planned], how: Mapping[str, Any], parent: int) -> None:
 
 
 @dataclass(frozen=True)
-class _UntilAlone:
+class _UntilAlone(Observer):
     """The observer that ends its process once the one that started it is gone, killed perhaps."""
 
     parent: int
-
-    def started(self, config: Config, data: Split, first_round: int) -> None:
-        pass
 
     def round_done(self, record: dict[str, Any], seconds: float) -> None:
         if os.getppid() != self.parent:
