@@ -529,23 +529,6 @@ def test_features_of_very_different_scale_are_told_before_training(
         assert re.match(r"inputs are about 5\.\de\+03|inputs differ in scale, column 1", told[0])
 
 
-@pytest.mark.parametrize(
-    ("function", "made", "says"),
-    [
-        ("init", None, "init must return Hypotheses .*, but returned NoneType"),
-        ("init", ({}, 1), "init must return Hypotheses .*, but returned dict, int"),
-        ("round", None, "round must return Hypotheses, RoundInfo .*, but returned NoneType"),
-        ("round", (), "round must return Hypotheses, RoundInfo .*, but returned an empty tuple"),
-    ],
-)
-def test_a_method_that_returns_something_else_is_named(
-    function: str, made: Any, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BCFL, function, lambda *_: made)
-    with pytest.raises(ValueError, match=f"method 'bcfl-mh-3': {says}"):
-        start(small_config(), None, num_workers=1)
-
-
 def test_what_a_model_raises_in_mid_run_names_the_way_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run"
 

@@ -58,9 +58,7 @@ class Course(Generic[S]):
     def go_on(self) -> dict[str, Any]:
         """The next round is done; its record, to which observers add."""
         clients = self.engine.begin(self.round + 1)
-        made = self.problem.method.round(self.state, clients)
-        _refuse_other(self.config, "round", made, Hypotheses, RoundInfo)
-        self.state, self.info = made
+        self.state, self.info = self.problem.method.round(self.state, clients)
         self.placed.append(self.state.assignment[0])
         self.history.append({"round": self.round + 1, "work": clients.work.as_dict()})
         return self.history[-1]
@@ -80,7 +78,6 @@ def begin(config: Config, problem: Problem[S], engine: Engine) -> Course[S]:
     """A new run after its round 0, which is a warm-up where there is one."""
     clients = engine.begin(0)
     state = problem.method.init(clients)
-    _refuse_other(config, "init", state, Hypotheses)
     return Course(config, problem, engine, state, history=[{"round": 0, "work": clients.work.as_dict()}])
 
 
@@ -123,12 +120,3 @@ def drift_of(config: Config, placed: Sequence[Tensor], groups: Sequence[Tensor |
     if config.data.drift_round is None or len(known) < len(groups):
         return None
     return follow_drift(torch.stack(list(placed)), torch.stack(known))
-
-
-def _refuse_other(config: Config, function: str, made: Any, *kinds: type) -> None:
-    """Nothing happens if a method's function has made what a run goes on with."""
-    found = made if isinstance(made, tuple) else (made,)
-    if len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
-        wanted, got = (", ".join(kind.__name__ for kind in names) for names in (kinds, map(type, found)))
-        raise ValueError(f"method {config.method['name']!r}: {function} must return {wanted} (bcfl.federation), but "
-                         f"returned {got or 'an empty tuple'}")  # fmt: skip
