@@ -33,13 +33,6 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
-def make_way_for(path: Path, option: str) -> None:
-    """The folder of the file that `option` names is there, and no folder stands in the file's place."""
-    if path.is_dir():
-        raise ValueError(f"{option} {path} is a folder, give a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-
 def write_atomically(path: Path, content: bytes) -> None:
     """The file with this content, or, whatever happens, the file as it was before."""
     with replacing(path) as file:

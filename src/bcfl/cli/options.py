@@ -118,10 +118,8 @@ Workers = Annotated[int | None, option("N", "threads that train clients (default
 Plugins = Annotated[tuple[str, ...], repeated("--plugin", "MODULE", "a module that brings methods of your own")]
 Json = Annotated[bool, flag("--json", "print JSON instead of tables")]
 Quiet = Annotated[bool, flag("--quiet", "no progress")]
-Device = Annotated[
-    str,
-    option("NAME", "cpu (default), or cuda or cuda:N: many clients together on a GPU; stacked-cpu tries that without"),
-]
+DEVICE = "cpu (default), or cuda or cuda:N: many clients together on a GPU; stacked-cpu tries that without one"
+Device = Annotated[str, option("NAME", DEVICE)]
 EventFiles = Annotated[Path | None, option("DIR", "follow it in TensorBoard: event files in DIR", usable_folder)]
 Tracker = Annotated[
     str | None, option("URI|DIR", "follow it in MLflow: a server, or a data base in DIR", _server_or_folder)
