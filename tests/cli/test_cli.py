@@ -48,24 +48,12 @@ def clients():
 def untested():
     torch.manual_seed(0)
     return [rows() for _ in range(5)]
-def no_training_data(): return [rows(), rows(0)]
 def many_labels(): return [rows(13, 13) for _ in range(5)]
-def negative_label(): return [(torch.randn(2, 4), torch.tensor([0, -1]))]
-def not_finite():
-    x, y = rows()
-    x[3, 1] = torch.nan
-    return [rows(), (x, y)]
-def odd_shapes(): return [rows(), (torch.randn(12, 5), rows()[1])]
-def nothing(): return None
 def no_clients(): return []
-def by_name(): return {f"hospital {i}": client for i, client in enumerate(clients())}
 def fails(): raise KeyError("my own\\nmistake")
 def needs_more(x): return x
 
 def model(): return nn.Linear(4, 3)
-def same_model():
-    torch.manual_seed(0)
-    return model()
 def images_to_five(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
 def no_module(): return 3
 def no_parameters(): return nn.ReLU()
@@ -111,54 +99,35 @@ def own(factory: str, **changes: str) -> list[str]:
 DRY_RUN = ["sweep", str(ROOT / "experiments/table1-cifar10.toml"), "--dry-run"]
 BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "unknown key": (["run", *settings(training__learnin_rate="1")], "did you mean training.learning_rate"),
-    "unknown section": (["run", *settings(trainin__momentum="0")], "did you mean training"),
     "no setting": (["run", "--set", "rounds=3"], "section.key, got 'rounds'"),
-    "wrong type": (["run", *settings(experiment__rounds="many")], "experiment.rounds must be a whole number"),
     "out of range": (["run", *settings(training__momentum="1")], "training.momentum must be in [0, 1), got 1"),
     "unknown method": (["run", *settings(method__name="fedavgg")], "did you mean 'fedavg'?"),
-    "no hypothesis": (["run", *settings(method__name="bcfl-mh-0")], "at least 1 hypothesis"),
-    "no number of hypotheses": (["run", *settings(method__name="bcfl-mh-M")], "unknown method 'bcfl-mh-M'"),
-    "unknown data set": (["run", *settings(data__name="digit")], "did you mean 'digits'?"),
     "unknown model": (["run", *settings(model__name="mpl")], "did you mean 'mlp'?"),
     "more clusters than clients": (["run", *settings(method__num_clusters="9")], "there are only 8 clients"),
     "M too large": (["run", *settings(method__name="bcfl-mh-99", method__num_clusters="1")], "allow only 1"),
     "bad partition": (["run", *settings(data__partition="feature(4)")], "partition 'feature(4)' is not one of"),
-    "other number of domains": (["run", *settings(data__partition="feature(3,2)")], "G must be 4"),
-    "too many clients": (["run", *settings(data__partition="feature(4,500)")], "fewer than 10 training"),
     "missing data": (["run", *settings(data__name="cifar10", data__path="none.npz")], "none.npz: no such file"),
     "missing partition file": (
         ["run", *settings(data__partition="file", data__partition_file="none.npz")],
         "partition file none.npz does not exist",
     ),
-    "client without training data": (own("no_training_data"), "client 1: has no training data"),
     "labels out of the model's range": (own("many_labels"), "at least 13 classes"),
-    "negative label": (own("negative_label"), "client 0: y holds the negative label -1"),
-    "non-finite features": (own("not_finite"), "client 1: x holds values that are not finite"),
-    "features of other shapes": (own("odd_shapes"), "client 1: features of shape (5,)"),
-    "factory that returns nothing": (own("nothing"), "clients must be a list of clients, got NoneType"),
-    "factory of clients by name": (own("by_name"), "got a mapping: pass list(clients.values())"),
     "factory of no clients": (own("no_clients"), "at least one client is needed"),
     "factory that fails": (own("fails"), "data.factory 'mine:fails' failed: KeyError: 'my own\\nmistake'"),
     "factory with arguments": (own("needs_more"), "data.factory 'mine:needs_more' failed: TypeError"),
-    "factory without a colon": (["run", *settings(data__factory="mine")], "must be package.module:function"),
     "module that is not there": (["run", *settings(model__factory="yours:model")], "No module named 'yours'"),
     "function that is not there": (["run", *settings(model__factory="mine:modle")], "has no attribute 'modle'"),
     "module that is not Python": (["run", *settings(model__factory="broken:model")], "cannot be imported: SyntaxError"),
     "factory that is a number": (["run", *settings(model__factory="mine:number")], "must be a function, got int"),
     "model of too few classes": (["run", *settings(model__factory="mine:images_to_five")], "at least 10 classes"),
-    "model for other inputs": (["run", *settings(model__factory="mine:model")], "does not accept inputs of shape"),
     "model that is none": (["run", *settings(model__factory="mine:no_module")], "return a torch.nn.Module, got int"),
     "model without parameters": (["run", *settings(model__factory="mine:no_parameters")], "no parameters to train"),
-    "clusters that begin alike": (own("clients", model__factory="mine:same_model"), "clusters would stay alike"),
     "model that fails": (["run", *settings(model__factory="mine:fails")], "'mine:fails' failed: KeyError"),
     "own clients, cut": (own("clients", data__partition="label(4,5,0.1)"), "data.partition is for named data sets"),
-    "own clients, named": (own("clients", data__name="cifar10"), "data.name is for named data sets: leave it out"),
     "own clients without a model": (["run", *settings(data__factory="mine:clients")], "model.name must be given"),
     "negative seed": (["run", *settings(), "--seed", "-1"], "experiment.seed must be ≥ 0, got -1"),
     "seed that is no number": (["run", "--seed", "x"], "--seed 'x' is not a valid integer"),
     "no workers": (["run", "--workers", "0"], "--workers must be a whole number of at least 1, got '0'"),
-    "device that is none": (["run", *settings(), "--device", "tpu"], "must be one of cpu, cuda, cuda:N, stacked-cpu"),
-    "workers that are no number": (["run", "--workers", "two"], "whole number of at least 1, got 'two'"),
     "missing settings file": (["run", "none.toml"], "none.toml does not exist"),
     "a folder as settings file": (["run", "."], "cannot be read"),
     "no run to resume": (["resume", "runs"], "runs is not a run folder"),
@@ -175,13 +144,8 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     ),
     "no methods": (["compare", "--methods", ","], "--methods must name at least one method"),
     "a mistake in the last method": (["compare", *settings(), "--methods", "fedavg,ifka"], "did you mean 'ifca'?"),
-    "a last method that does not fit": (
-        ["compare", *settings(method__num_clusters="9"), "--methods", "fedavg,ifca"],
-        "there are only 8 clients",
-    ),
     "missing sweep file": (["sweep", "none.toml"], "none.toml does not exist"),
     "unknown data set in a dry run": ([*DRY_RUN, "--set", "data.name=cifer10"], "did you mean cifar10?"),
-    "unknown model in a dry run": ([*DRY_RUN, "--set", "model.name=mpl"], "did you mean 'mlp'?"),
     "bad partition in a dry run": ([*DRY_RUN, "--set", "data.partition=label(4)"], "'label(4)' is not one of"),
     "a list of nothing": (["list", "things"], "'things' is not one of"),
 }  # fmt: skip
@@ -374,29 +338,16 @@ def test_a_request_to_end_names_the_way_on(capsys: pytest.CaptureFixture[str], m
 def test_run_shows_who_is_where_and_keeps_everything(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["run", *settings(), "--seed", "3"]) == 0
     output = capsys.readouterr()
-    for part in ("bcfl-mh-3, seed 3, 2 rounds", "accuracy", "macro F1", "agreement", "who is where", "work:",
-                 "traffic:", "kept in runs/digits-bcfl-mh-3-s3"):  # fmt: skip
-        assert part in output.out
+    assert "who is where" in output.out
     lines = output.err.splitlines()  # no terminal: plain lines
-    assert lines[0] == "bcfl-mh-3 on digits feature(4,2) seed 3, 8 clients, rounds 1 to 2"
-    assert re.fullmatch(r"round 2/2  accuracy 0\.\d{3}  \d moved", lines[-1])
+    assert "8 clients" in lines[0]
+    assert re.match(r"round 2/2 .*0\.\d{3}", lines[-1])
     assert "\x1b" not in output.out + output.err
     assert (own_folder / "runs" / "digits-bcfl-mh-3-s3" / "result.json").exists()
     assert call(["run", *settings(), "--seed", "3", "--quiet"]) == 0  # never into the folder of another run
     output = capsys.readouterr()
     assert "kept in runs/digits-bcfl-mh-3-s3-2" in output.out
     assert output.err == ""
-
-
-def test_a_race_says_what_it_saved(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = settings(method__name="bcfl-g", method__scoring_examples="100", method__racing="0.1")
-    assert call(["run", *arguments, "--quiet", "--out", "run"]) == 0
-    said = capsys.readouterr().out
-    work = json.loads((own_folder / "run" / "result.json").read_text())["work"]
-    in_full = work["scored_examples"] + work["spared_examples"]
-    assert f"racing: {work['scored_examples']:,} scored examples instead of {in_full:,}" in said
-    assert call(["run", *settings(), "--quiet"]) == 0
-    assert "racing" not in capsys.readouterr().out
 
 
 def test_every_client_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -413,21 +364,8 @@ def test_json_is_all_that_stands_on_standard_output(capsys: pytest.CaptureFixtur
     assert call(["run", *settings(), "--out", "run", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["path"] == "run"
-    assert {
-        "method",
-        "seed",
-        "rounds",
-        "accuracy",
-        "macro_f1",
-        "nll",
-        "ece",
-        "ari",
-        "assignment",
-        "work",
-    } < shown.keys()
     assert [sum(row) for row in shown["probability"]] == pytest.approx([1] * 8, abs=1e-5)
-    kept = json.loads(Path("run/result.json").read_text())
-    assert {key: shown[key] for key in kept} == kept
+    assert shown.items() >= json.loads(Path("run/result.json").read_text()).items()
 
 
 def test_resuming_a_complete_run_prints_it_and_trains_nothing(
@@ -477,23 +415,11 @@ def stop(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_a_sweep_would_do_can_be_read_by_programs(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a.toml").write_text("[sweep]\nseeds = [0, 1]\n")
-    assert call(["sweep", "a.toml", "--dry-run", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert [run["done"] for run in listed] == [False, False]
-    Path("results").mkdir()
-    for run in listed:
-        Path("results", Path(run["path"]).name + ".json").touch()
-    assert call(["sweep", "a.toml", "--without", "results", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
-
-
 def test_what_the_figures_cannot_tell_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*own("untested"), "--set", "method.name=bcfl-g", "--quiet"]) == 0
     shown = capsys.readouterr().out
-    assert "bcfl-g, seed 0, 2 rounds: not tested, as no client has test data" in shown
-    assert "sure: one hypothesis was kept" in shown
+    assert "no client has test data" in shown
+    assert "one hypothesis" in shown
     assert call([*own("clients"), "--quiet"]) == 0
     assert "one hypothesis" not in capsys.readouterr().out
 
@@ -546,15 +472,10 @@ def test_compare_prints_mean_and_deviation_and_runs_nothing_twice(
     arguments = ["compare", *settings(), "--methods", "fedavg, ifca", "--seeds", "0,1,0", "--out", "all"]
     assert call(arguments) == 0
     output = capsys.readouterr()
-    assert "mean ± sd over seeds" in output.out
     assert len(re.findall(r"0\.\d{3} ± 0\.\d{3}", output.out)) >= 4
-    first, second, *_, last = output.err.splitlines()
-    assert first == "[1/4] fedavg seed 0, 8 clients, rounds 1 to 2"
-    assert re.fullmatch(
-        r"\[1/4\] fedavg seed 0, round 1/2  accuracy 0\.\d{3}  \d moved  \|  "
-        r"all: 0 of 4 runs, 1 of 8 rounds, about \d+ s left, 2 runs' share guessed from other methods", second
-    )  # fmt: skip
-    assert last.endswith("all: 4 of 4 runs, 8 of 8 rounds, about 0 s left")
+    assert "8 clients" in output.err
+    assert "all: 0 of 4 runs, 1 of 8 rounds" in output.err
+    assert output.err.splitlines()[-1].endswith("all: 4 of 4 runs, 8 of 8 rounds, about 0 s left")
     assert len(list(Path("all").iterdir())) == 4
     monkeypatch.setattr("bcfl.runs.loop.Simulator", None)
     assert call(arguments) == 0
@@ -566,13 +487,16 @@ def test_compare_prints_mean_and_deviation_and_runs_nothing_twice(
 
 def test_sweep_lists_and_runs_what_its_file_describes(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.toml").write_text('[sweep]\nmethods = ["ifca"]\nseeds = [0, 1]\n')
-    assert call(["sweep", "a.toml", *settings(), "--dry-run"]) == 0
-    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["to", "do"]] * 2
+
+    def listed() -> list[bool]:
+        assert call(["sweep", "a.toml", *settings(), "--dry-run", "--json"]) == 0
+        return [run["done"] for run in json.loads(capsys.readouterr().out)]
+
+    assert listed() == [False, False]
     assert [item.name for item in own_folder.iterdir()] == ["a.toml"]
     assert call(["sweep", "a.toml", *settings(), "--quiet", "--json"]) == 0
     assert [run["seed"] for run in json.loads(capsys.readouterr().out)] == [0, 1]
-    assert call(["sweep", "a.toml", *settings(), "--dry-run"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["done"] * 2
+    assert listed() == [True, True]
 
 
 def test_a_sweep_leaves_out_what_has_results_in_another_folder(
@@ -584,16 +508,15 @@ def test_a_sweep_leaves_out_what_has_results_in_another_folder(
     assert "there is no folder results" in capsys.readouterr().err
     Path("results").mkdir()
     assert call([*arguments, "--dry-run"]) == 0
-    names = [Path(line.split()[-1]).name for line in capsys.readouterr().out.splitlines()]
-    assert len(names) == 4
-    for name in names[1:]:
+    first, *others = [Path(line.split()[-1]).name for line in capsys.readouterr().out.splitlines()]
+    assert len(others) == 3
+    for name in others:
         Path("results", f"{name}.json").touch()
     assert call([*arguments, "--quiet", "--json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)
-    assert (run["method"], run["seed"], Path(run["path"]).name) == ("fedavg", 0, names[0])
-    Path("results", f"{names[0]}.json").touch()
-    assert call(arguments) == 0
-    assert "nothing is left to run: all results are in results" in capsys.readouterr().out
+    assert [Path(run["path"]).name for run in json.loads(capsys.readouterr().out)] == [first]
+    Path("results", f"{first}.json").touch()
+    assert call([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_a_dry_run_lists_data_that_are_absent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -601,13 +524,11 @@ def test_a_dry_run_lists_data_that_are_absent(capsys: pytest.CaptureFixture[str]
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"to"}
 
 
-def test_set_narrows_a_sweep_and_its_help_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_set_narrows_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.toml").write_text('[sweep]\nmethods = ["fedavg", "ifca"]\nseeds = [0, 1]\n')
     assert call(["sweep", "a.toml", "--set", "experiment.seed=7", "--set", "method.name=bcfl-g", "--dry-run"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("to do runs/digits-bcfl-g-s7-")
-    assert call(["sweep", "--help"]) == 0
-    assert "if [sweep] varies it, only this value is run" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_sweep_over_a_split_that_has_changed_gets_one_clear_line(
@@ -708,13 +629,11 @@ def test_a_terminal_sees_a_bar(own_folder: Path) -> None:
 @pytest.mark.slow
 def test_a_terminal_sees_a_whole_sweep(own_folder: Path) -> None:
     # Long enough that the bar, drawn ten times a second, is seen in between.
-    more = settings(experiment__rounds="12")
-    text = _on_a_terminal(["compare", *more, "--methods", "fedavg,ifca", "--seeds", "0,1"])
+    text = _on_a_terminal(["compare", *settings(experiment__rounds="12"), "--methods", "fedavg,ifca", "--seeds", "0,1"])
     assert "all, 0 of 4 runs done" in text
     text = re.sub(r"\x1b\[[\d;]*m", "", text)  # colours
-    assert re.search(r"\d+/48 about \d+ s left, 2 runs' share guessed from other methods", text)
-    assert re.search(r"\[4/4\] ifca seed 1 +━+ 12/12 accuracy [01]\.\d{3}", text)
-    assert "48/48 about 0 s left" in text
+    assert re.search(r"\d+/48 about \d+ s left", text)
+    assert "48/48" in text
 
 
 def _on_a_terminal(arguments: list[str]) -> str:
