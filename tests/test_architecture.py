@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 ONLY_IN = {
     "flwr": ("engines/flower", "deploy"),
     "matplotlib": ("report",),
-    "plotly": ("report",),
+    "jinja2": ("report",),
     "sklearn": ("data", "methods", "predict", "runs"),
     "datasets": ("data",),
 }
@@ -106,7 +106,7 @@ def test_plotting_libraries_are_imported_only_when_something_is_drawn() -> None:
         for node in _always_imported(ast.parse(path.read_text()).body):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             for name in names:
-                assert name.partition(".")[0] not in ("matplotlib", "plotly"), f"{path.name} imports {name} at once"
+                assert name.partition(".")[0] not in ("matplotlib", "jinja2"), f"{path.name} imports {name} at once"
 
 
 def _always_imported(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -130,7 +130,7 @@ def _always_imported(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFr
     ],
 )
 def test_help_does_not_wait_for_heavy_libraries(code: str) -> None:
-    heavy = {"torch", "numpy", "scipy", "sklearn", "rich", "flwr", "matplotlib", "plotly"}
+    heavy = {"torch", "numpy", "scipy", "sklearn", "rich", "flwr", "matplotlib", "jinja2"}
     check = f"{code}\nimport sys\nfound = {heavy!r} & sys.modules.keys()\nassert not found, found"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -5,8 +5,6 @@ from rich.console import Console
 
 from bcfl.cli import main, tour
 
-pytest.importorskip("plotly")
-
 
 def test_the_tour_ends_with_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

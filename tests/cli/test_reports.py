@@ -7,7 +7,6 @@ import pytest
 
 from bcfl.cli import main
 
-pytest.importorskip("plotly")
 pytest.importorskip("matplotlib")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from made_up_runs import write_eventful_run, write_run
 
-from bcfl.report.html import report
+from bcfl.report.page import report
 from bcfl.report.reading import Run, group_runs, read_run
 from bcfl.report.tables import FORMATS
 from bcfl.runs.loop import load_result, resume
@@ -122,7 +122,7 @@ def assert_sound(run: Run) -> None:
         assert all(share is None or (not isinstance(share, bool) and 0 <= share <= 1) for share in shares)
         assert all(np.isfinite(float(record[key])) for key in ("nll", "ece", "ari") if record.get(key) is not None)
         assert min(record["work"].values(), default=0) >= 0
-    for one in run.stories:
+    for one in run.associations:
         assert one.assignment.shape == (len(one.weight), clients)
         assert one.parent.shape == one.weight.shape
         assert one.assignment.dtype == one.parent.dtype == np.int64

@@ -10,8 +10,8 @@ from made_up_runs import change_lines, keep_rounds, write_eventful_run
 
 from bcfl.association.hypotheses import co_association
 from bcfl.cli import main
-from bcfl.report.html import report
 from bcfl.report.layout import FAINTEST, accumulated_co_association, client_graph, columns, marks, spread, trellis
+from bcfl.report.page import report
 from bcfl.report.reading import group_runs, read_run, read_runs
 from bcfl.report.tables import markdown
 from bcfl.runs.loop import load_result, start
@@ -162,7 +162,7 @@ def test_half_written_line_does_not_count(made_up: MakeRun) -> None:
     text = (path / "rounds.jsonl").read_text()
     (path / "rounds.jsonl").write_text(text[:-30])
     run = read_run(path)
-    assert len(run.rounds) == len(run.stories) == len(run.seconds) == 7
+    assert len(run.rounds) == len(run.associations) == len(run.seconds) == 7
     assert not run.complete
 
 
@@ -367,8 +367,8 @@ def test_marks_tell_what_happened_in_which_round_and_hypothesis(tmp_path: Path, 
         (3, 0, "birth", "cluster 3 is born from cluster 1"),
         (3, 2, "birth", "cluster 3 is born"),
         (5, 0, "newcomer", "client 4 joins cluster 1"),
-        (7, 0, "drift", "client 0 changes from group 0 to group 2<br>client 11 changes from group 2 to group 0"),
-        (8, 0, "followed", "client 0 is found with group 2, in its round 2<br>"
+        (7, 0, "drift", "client 0 changes from group 0 to group 2; client 11 changes from group 2 to group 0"),
+        (8, 0, "followed", "client 0 is found with group 2, in its round 2; "
                            "client 11 is found with group 0, in its round 2"),
         (9, 0, "merge", "clusters 1, 3 become cluster 1"),
         (9, 0, "death", "cluster 2 is given up"),

@@ -12,7 +12,7 @@ from made_up_runs import keep_rounds
 from bcfl.cli import main
 from bcfl.cli.summary import print_comparison
 from bcfl.methods import METHODS, remarks
-from bcfl.report.html import report
+from bcfl.report.page import report
 from bcfl.report.reading import group_runs, read_run, read_runs
 from bcfl.report.tables import FORMATS, comma_separated, latex, markdown
 

@@ -31,10 +31,10 @@ def report(
     """
     path = out or usable_file(beside(runs, "report.html"))
     from bcfl.files import write_atomically
-    from bcfl.report import html
+    from bcfl.report.page import report as page_of
 
     found, code = _read(runs)
-    page = html.report(found).encode()
+    page = page_of(found).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page)
     print(f"{path} ({len(page) / 1e6:.1f} MB): open it in any browser")

@@ -12,7 +12,7 @@ from rich.text import Text
 from bcfl.association.hypotheses import align
 from bcfl.data.partition import FederatedData
 from bcfl.files import write_atomically
-from bcfl.report.html import report
+from bcfl.report.page import report
 from bcfl.report.reading import Ints, Run, read_run
 from bcfl.runs.loop import start
 from bcfl.runs.observers import Observer
@@ -113,7 +113,7 @@ class _Film(Observer):
         line = Text(f"   round {record['round']:2d}  right {record['accuracy']:6.1%}   ")
         if self._film:
             run = read_run(self._path)
-            now = run.stories[-1].assignment[0]
+            now = run.associations[-1].assignment[0]
             if self._before is not None:  # a cluster keeps its colour from line to line
                 now = align(torch.from_numpy(np.stack([self._before, now])), run.num_clusters)[1].numpy()
             self._before = now
@@ -122,7 +122,7 @@ class _Film(Observer):
                 # The number besides the colour, for those who cannot tell the colours apart.
                 line.append(("  " if gap else "") + f"{now[client]}", style=f"bold {INKS[now[client] % len(INKS)]}")
             line.append("   ")
-            for index, weight in enumerate(run.stories[-1].weight):
+            for index, weight in enumerate(run.associations[-1].weight):
                 line.append("▇" * max(1, round(12 * weight)), style="default" if index == 0 else "bright_black")
                 line.append(" ")
         self._console.print(line)
@@ -134,7 +134,7 @@ def _follow(console: Console, config: Config, path: Path, num_workers: int | Non
 
 
 def _certainty(run: Run) -> str:
-    last, first = run.stories[-1], run.entropy[0].mean()
+    last, first = run.associations[-1], run.entropy[0].mean()
     unsure = int((run.entropy[-1] > 0.01).sum())
     who = "every client's place is certain" if unsure == 0 else f"the place of {unsure} clients is still open"
     return (

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-PACKAGES = {"report": ("plotly", "matplotlib"), "tracking": ("tensorboard", "mlflow", "sqlalchemy", "alembic")}
+PACKAGES = {"report": ("matplotlib",), "tracking": ("tensorboard", "mlflow", "sqlalchemy", "alembic")}
 
 
 def require(*packages: str) -> None:

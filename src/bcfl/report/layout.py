@@ -17,12 +17,12 @@ def accumulated_co_association(run: Run, clients: Ints | None = None) -> Floats:
     """The probability that two clients share a cluster, added up over all rounds and divided by their number."""
     chosen = np.arange(run.num_clients) if clients is None else clients
     shared = np.zeros((len(chosen), len(chosen)))
-    for one in run.stories:
+    for one in run.associations:
         # One 0/1 column per (hypothesis, cluster), so that a round's co-association is a single matrix product.
         member = one.assignment[:, chosen, None] == np.arange(run.num_clusters)  # (hypothesis, client, cluster)
         columns = member.transpose(1, 0, 2).reshape(len(chosen), -1).astype(float)
         shared += (columns * np.repeat(one.weight, run.num_clusters)) @ columns.T
-    return shared / max(len(run.stories), 1)  # (client, client)
+    return shared / max(len(run.associations), 1)  # (client, client)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Trellis:
 
 def trellis(run: Run, most_rounds: int = 120) -> Trellis:
     """The lines of descent; of a long run every n-th round is shown, with descent taken across the rounds between."""
-    shown = spread(len(run.stories), most_rounds)
+    shown = spread(len(run.associations), most_rounds)
     round_of: list[int] = []
     rank: list[int] = []
     weight: list[float] = []
@@ -83,7 +83,7 @@ def trellis(run: Run, most_rounds: int = 120) -> Trellis:
     edges: list[tuple[int, int]] = []
     first_node = [0]
     for position, index in enumerate(shown):
-        one = run.stories[index]
+        one = run.associations[index]
         count = len(one.weight)
         named = align(torch.from_numpy(one.assignment), run.num_clusters).numpy()
         round_of += [int(index) + 1] * count
@@ -93,7 +93,7 @@ def trellis(run: Run, most_rounds: int = 120) -> Trellis:
         if position:
             ancestor = np.arange(count)
             for step in range(index, shown[position - 1], -1):
-                ancestor = run.stories[step].parent[ancestor]
+                ancestor = run.associations[step].parent[ancestor]
             edges += [(first_node[-2] + int(a), first_node[-1] + h) for h, a in enumerate(ancestor)]
         first_node.append(first_node[-1] + count)
     edge_array = np.array(edges, dtype=np.int64).reshape(-1, 2)
@@ -148,11 +148,11 @@ def marks(run: Run) -> list[Mark]:
     def tell(kind: str, round_index: int, rank: int, text: str) -> None:
         told.setdefault((round_index, rank, KINDS_OF_MARK.index(kind)), []).append(text)
 
-    for index, one in enumerate(run.stories, 1):
+    for index, one in enumerate(run.associations, 1):
         for event in one.events:
             tell(event["kind"], index, event["hypothesis"], _event_text(event))
         if index > 1:
-            first = (one.assignment[0] >= 0) & (run.stories[index - 2].assignment[one.parent[0]] < 0)
+            first = (one.assignment[0] >= 0) & (run.associations[index - 2].assignment[one.parent[0]] < 0)
             for client in np.flatnonzero(first).tolist():
                 tell("newcomer", index, 0, f"client {client} joins cluster {one.assignment[0, client]}")
     if run.drift is not None:
@@ -166,7 +166,7 @@ def marks(run: Run) -> list[Mark]:
                 when = "at once" if waited == 1 else f"in its round {waited}"
                 tell("followed", change + waited - 1, 0, f"client {client} is found with group {after}, {when}")
     return [
-        Mark(KINDS_OF_MARK[kind], round_index, rank, "<br>".join(texts))
+        Mark(KINDS_OF_MARK[kind], round_index, rank, "; ".join(texts))
         for (round_index, rank, kind), texts in sorted(told.items())
     ]
 

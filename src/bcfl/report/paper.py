@@ -1,17 +1,16 @@
-"""The same figures for print: matplotlib, one column wide, in any format it can write."""
+"""The figures for print: `charts.py` says what they show, matplotlib draws it, in any format it can write."""
 
-import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bcfl.report import require
-from bcfl.report.layout import MARK_NAMES, client_graph, columns, mark_places, marks, spread, trellis
+from bcfl.report import charts, require
+from bcfl.report.charts import Chart, Heat, Panel, Series, slug
+from bcfl.report.layout import client_graph, spread
 from bcfl.report.reading import Group, Run, group_runs
 
 if TYPE_CHECKING:
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg", "pdf")
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the page uses the same.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A", "#6F7683")
+DARK = (0, 6, 7)  # those on which white can be read
+GREY = "#838B9A"
 DASHES = ("-", "--", ":", "-.")
-MARKS: dict[str, Any] = {  # as on the page
-    "birth": {"c": COLOURS[6], "marker": "^"},
-    "merge": {"c": COLOURS[6], "marker": "D"},
-    "death": {"c": COLOURS[6], "marker": "v"},
-    "newcomer": {"c": COLOURS[2], "marker": "P"},
-    "drift": {"c": COLOURS[4], "marker": "*"},
-    "followed": {"facecolors": "none", "edgecolors": COLOURS[4], "marker": "*"},
-}
+MARKERS = {"●": "o", "✕": "x", "▲": "^", "◆": "D", "▼": "v", "✚": "P", "★": "*", "☆": "*"}
 LONGEST_LINE = 100  # characters of a legend: digits, which are wide, just fit across two panels
 WHOLE_NUMBERS: Any = {"integer": True, "min_n_ticks": 1}  # ticks of what is counted, even where there is but one
 WIDEST_EDGE = 4.0  # points, of a pair that always shared a cluster
+MOST_FRAMES = 6  # of a heat map that changes by round, more of them early on
+PRINTED = 0.62  # of a size or width on the page
+SIZES = {"certainty": (3.4, 2.8), "calibration": (2.8, 2.6), "work": (6.8, 2.0), "learning": (6.8, 2.4)}
+WIDE = (6.8, 2.2)
+SIDE_BY_SIDE = ("work", "learning")
 STYLE: Any = {
     "font.size": 8,
     "axes.spines.top": False,
@@ -48,7 +47,7 @@ STYLE: Any = {
 
 
 def colour(index: int) -> str:
-    return "#838B9A" if index < 0 else COLOURS[index % len(COLOURS)]
+    return GREY if index < 0 else COLOURS[index % len(COLOURS)]
 
 
 def save_figures(runs: Sequence[Run], out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -83,44 +82,107 @@ def _figures(groups: Sequence[Group]) -> Iterator[tuple[str, "Figure"]]:
     if any(run.last("accuracy") is not None for group in groups for run in group.runs):
         yield "learning", learning(groups)
     for group in groups:
-        suffix = "" if len(groups) == 1 else "-" + re.sub(r"[^\w.]+", "-", group.label)
-        for name, draw in DETAILS.items():
-            figure = draw(group.representative)
-            if figure is not None:
-                yield name + suffix, figure
+        suffix, run = "" if len(groups) == 1 else "-" + slug(group.label), group.representative
+        if run.clusters_clients:
+            yield "graph" + suffix, graph(run)
+        for name, chart in charts.of_run(run, _early_rounds(run)).items():
+            yield name + suffix, drawn(name, chart)
 
 
-def _figure(
-    width: float = 3.4, height: float = 2.4, rows: int = 1, cols: int = 1, **options: Any
-) -> "tuple[Figure, Any]":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, cols, **options)
+def _early_rounds(run: Run) -> Any:
+    return np.unique(np.geomspace(1, len(run.rounds), MOST_FRAMES).round().astype(int)) - 1
 
 
 def learning(groups: Sequence[Group]) -> "Figure":
     """Accuracy and macro F1 by round: mean and one standard deviation over seeds, and below what the curves are."""
-    figure, axes = _figure(6.8, 2.4, cols=2)
-    for panel, key, title in zip(axes, ("accuracy", "macro_f1"), ("accuracy", "macro F1"), strict=True):
-        for index, group in enumerate(groups):
-            rounds, mean, deviation = group.band(partial(Run.curve, key=key))
-            dash = DASHES[index // len(COLOURS) % len(DASHES)]
-            panel.plot(rounds, mean, dash, color=colour(index), label=group.label_and_seeds, linewidth=1.3)
-            if len(group.counted) > 1:
-                panel.fill_between(rounds, mean - deviation, mean + deviation, color=colour(index), alpha=0.18, lw=0)
-        panel.set(xlabel="round", ylabel=title)
-        panel.locator_params("x", **WHOLE_NUMBERS)
-    if len(groups) > 1 or len(groups[0].counted) > 1:
-        _legend_below(figure, *axes[0].get_legend_handles_labels())
+    both = [*charts.by_round(groups, "accuracy", "accuracy"), *charts.by_round(groups, "macro_f1", "macro F1")]
+    named = len(groups) > 1 or len(groups[0].counted) > 1
+    return drawn("learning", both, legend_below=named)
+
+
+def drawn(name: str, chart: Chart, legend_below: bool = False) -> "Figure":
+    """A chart as a figure: its panels above one another or side by side, heat maps a strip for each round."""
+    first = chart[0]
+    if isinstance(first, Heat):
+        return _heat_figure(first)
+    tallest = len({y for series in first.series for y in series.y if series.kind == "dots"})
+    size = (6.8, 0.8 + 0.28 * tallest) if name == "trellis" else SIZES.get(name, WIDE)
+    across = len(chart) if name in SIDE_BY_SIDE else 1
+    heights = [2.0, *[1.0] * (len(chart) - 1)] if across == 1 else None
+    figure, axes = _figure(size, len(chart) // across, across, height_ratios=heights, sharex=across == 1)
+    for place, panel in zip(axes.flat, chart, strict=True):
+        assert isinstance(panel, Panel)
+        _draw_panel(place, panel)
+        _, names = place.get_legend_handles_labels()
+        if len(names) > 1 and not legend_below:
+            above: Any = {"ncols": len(names), "loc": "lower left", "bbox_to_anchor": (0, 1), "columnspacing": 1}
+            place.legend(fontsize=7, handletextpad=0.3, **(above if across == 1 else {}))
+    for place in axes.flat[: -1 if across == 1 else 0]:
+        place.set_xlabel("")  # said below
+    if legend_below:
+        _legend_below(figure, *axes.flat[0].get_legend_handles_labels())
     return figure
 
 
-def _legend_below(figure: "Figure", lines: Sequence["Artist"], labels: Sequence[str]) -> None:
+def _figure(size: tuple[float, float], rows: int = 1, cols: int = 1, **options: Any) -> "tuple[Figure, Any]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, cols, squeeze=False, **options)
+
+
+def _draw_panel(axes: "Axes", panel: Panel) -> None:
+    for layer, series in enumerate(panel.series, 1):
+        _draw_series(axes, series, layer)
+    if panel.level is not None:
+        axes.axhline(panel.level, color=GREY, linestyle="--", linewidth=0.8)
+    axes.set(xlabel=panel.x, ylabel=panel.y, xlim=panel.x_range, ylim=panel.y_range)
+    if panel.from_zero:
+        axes.set_ylim(bottom=0)
+    if panel.names is not None:
+        _name_clients(axes, panel.names)
+    elif panel.whole:
+        axes.locator_params("x", **WHOLE_NUMBERS)
+    if panel.counts:
+        axes.locator_params("y", **WHOLE_NUMBERS)
+
+
+def _draw_series(axes: "Axes", series: Series, layer: int) -> None:
+    label = series.name or None
+    if series.kind == "dots":
+        return _draw_dots(axes, series, layer, label)
+    assert isinstance(series.colour, int)
+    look: Any = {"color": colour(series.colour), "label": label, "zorder": layer}
+    width = series.width * PRINTED
+    if series.kind == "bars":
+        axes.bar(series.x, series.y, **look)
+    elif series.kind == "steps":
+        axes.step(series.x, series.y, where="mid", linewidth=width, **look)
+    elif series.kind == "links":
+        axes.plot(np.transpose(series.x), np.transpose(series.y), linewidth=width, **look)
+    else:
+        axes.plot(series.x, series.y, DASHES[series.dash % len(DASHES)], linewidth=width, **look)
+        if series.low is not None and series.high is not None:
+            axes.fill_between(series.x, series.low, series.high, color=look["color"], alpha=0.18, lw=0)
+    return None
+
+
+def _draw_dots(axes: "Axes", series: Series, layer: int, label: str | None) -> None:
+    paint = [colour(c) for c in series.colour] if isinstance(series.colour, list) else colour(series.colour)
+    area = (np.array(series.size) * PRINTED) ** 2
+    if series.low is not None and series.high is not None:
+        axes.vlines(series.x, series.low, series.high, color=GREY, alpha=0.5, linewidth=0.6)
+    look: Any = {"edgecolors": paint, "facecolors": "none"} if series.sign == "☆" else {"c": paint}
+    thin = series.sign in "✕☆"
+    axes.scatter(series.x, series.y, s=area, marker=MARKERS[series.sign], linewidths=0.8 if thin else 0, label=label,
+                 zorder=layer + 1, clip_on=False, **look)  # fmt: skip
+
+
+def _legend_below(figure: "Figure", lines: Sequence["Artist"], names: Sequence[str]) -> None:
     """A legend below all panels in as many columns as fit; the figure is higher by what it takes."""
-    wrapped = [textwrap.fill(label, LONGEST_LINE) for label in labels]
+    wrapped = [textwrap.fill(name, LONGEST_LINE) for name in names]
     width, height = figure.get_size_inches()
-    for num_columns in range(len(labels), 0, -1):
+    for num_columns in range(len(names), 0, -1):
         legend = figure.legend(lines, wrapped, fontsize=7, ncols=num_columns, loc="outside lower center")
         size = legend.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
         if size.width <= width or num_columns == 1:
@@ -129,12 +191,32 @@ def _legend_below(figure: "Figure", lines: Sequence["Artist"], labels: Sequence[
     figure.set_figheight(height + size.height)
 
 
-def graph(run: Run) -> "Figure | None":
+def _heat_figure(heat: Heat) -> "Figure":
+    several = len(heat.frames) > 1
+    size = (6.8, 0.5 + 0.75 * len(heat.frames)) if several else WIDE
+    figure, axes = _figure(size, len(heat.frames), sharex=True)
+    for place, frame, index in zip(axes[:, 0], heat.frames, heat.rounds, strict=True):
+        image = place.imshow(frame, vmin=0, vmax=heat.most, cmap="Blues", aspect="auto")
+        if several:
+            place.set_ylabel(f"round {index}", rotation=0, ha="right", va="center")
+            place.set_yticks(range(len(heat.rows)) if len(heat.rows) <= 8 else [])
+        else:
+            place.set_ylabel(heat.y)
+    _name_clients(axes[-1, 0], heat.names)
+    figure.colorbar(image, ax=axes, label=heat.label, fraction=0.03)
+    return figure
+
+
+def _name_clients(axes: "Axes", names: Sequence[str]) -> None:
+    shown = spread(len(names), 20)
+    axes.set_xticks(shown, [names[i] for i in shown], fontsize=6)
+    axes.set_xlabel("client")
+
+
+def graph(run: Run) -> "Figure":
     """The client graph: edge width is the accumulated probability that two clients share a cluster."""
-    if not run.clusters_clients:
-        return None
-    figure, axes = _figure(3.4, 3.4)
-    draw_graph(axes, run)
+    figure, axes = _figure((3.4, 3.4))
+    draw_graph(axes[0, 0], run)
     return figure
 
 
@@ -142,167 +224,17 @@ def draw_graph(axes: "Axes", run: Run) -> None:
     """The client graph on axes that may stand beside those of other runs."""
     from matplotlib.collections import LineCollection
 
-    drawn = client_graph(run)
-    paint = [colour(c) for c in drawn.colour_of.tolist()]
-    same = drawn.colour_of[drawn.edges[:, 0]] == drawn.colour_of[drawn.edges[:, 1]]
-    edge_paint = [paint[a] if s else "#838B9A" for (a, _), s in zip(drawn.edges.tolist(), same, strict=True)]
-    lines = LineCollection(
-        list(drawn.place[drawn.edges]), linewidths=drawn.strength * WIDEST_EDGE, colors=edge_paint, alpha=0.5
-    )
-    axes.add_collection(lines)
-    few = len(drawn.client) <= 60
-    axes.scatter(
-        drawn.place[:, 0],
-        drawn.place[:, 1],
-        s=110 if few else 25,
-        c=paint,
-        edgecolors="white",
-        linewidths=0.8,
-        zorder=3,
-    )
-    if few:
-        for client, (x, y) in zip(drawn.client, drawn.place, strict=True):
-            axes.text(x, y, str(client), color="white", fontsize=5.5, ha="center", va="center", zorder=4)
+    laid = client_graph(run)
+    paint = [colour(c) for c in laid.colour_of.tolist()]
+    same = laid.colour_of[laid.edges[:, 0]] == laid.colour_of[laid.edges[:, 1]]
+    edge_paint = [paint[a] if s else GREY for (a, _), s in zip(laid.edges.tolist(), same, strict=True)]
+    widths = laid.strength * WIDEST_EDGE
+    axes.add_collection(LineCollection(list(laid.place[laid.edges]), linewidths=widths, colors=edge_paint, alpha=0.5))
+    few = len(laid.client) <= 60
+    look: Any = {"edgecolors": "white", "linewidths": 0.8, "zorder": 3}
+    axes.scatter(laid.place[:, 0], laid.place[:, 1], s=110 if few else 25, c=paint, **look)
+    for client, (x, y), c in zip(laid.client, laid.place, laid.colour_of.tolist(), strict=True) if few else ():
+        ink = "white" if c >= 0 and c % len(COLOURS) in DARK else "black"
+        axes.text(x, y, str(client), color=ink, fontsize=5.5, ha="center", va="center", zorder=4)
     axes.set(xlim=(-1.12, 1.12), ylim=(1.12, -1.12), aspect="equal")
     axes.axis("off")
-
-
-def association(run: Run) -> "Figure | None":
-    """The probability of each cluster for each client, at up to six rounds, more of them early on."""
-    if not run.clusters_clients:
-        return None
-    lines = columns(run)
-    shown = np.unique(np.geomspace(1, len(run.stories), 6).round().astype(int)) - 1
-    figure, axes = _figure(6.8, 0.5 + 0.75 * len(shown), rows=len(shown), squeeze=False, sharex=True)
-    for panel, index in zip(axes[:, 0], shown, strict=True):
-        image = panel.imshow(lines.mean(run.marginals[index]).T, vmin=0, vmax=1, cmap="Blues", aspect="auto")
-        panel.set_ylabel(f"round {index + 1}", rotation=0, ha="right", va="center")
-        panel.set_yticks(range(run.num_clusters) if run.num_clusters <= 8 else [])
-    _name_clients(axes[-1, 0], lines.labels)
-    figure.colorbar(image, ax=axes, label="probability", fraction=0.03)
-    return figure
-
-
-def _name_clients(axes: "Axes", labels: Sequence[str]) -> None:
-    shown = spread(len(labels), 20)
-    axes.set_xticks(shown, [labels[i] for i in shown], fontsize=6)
-    axes.set_xlabel("client")
-
-
-def descent(run: Run) -> "Figure | None":
-    """The hypothesis trellis: dots are hypotheses, their area the weight; crosses were pruned. Above, what happened."""
-    happened = marks(run) if run.clusters_clients else []
-    if not (run.clusters_clients and (run.carries_hypotheses or happened)):
-        return None
-    tree = trellis(run)
-    figure, axes = _figure(6.8, 0.8 + 0.28 * (int(tree.rank.max()) + 1))
-    for a, b in tree.edges:
-        best = bool(tree.on_best_line[[a, b]].all())
-        axes.plot(tree.round[[a, b]], tree.rank[[a, b]] + 1, color=COLOURS[0] if best else "#B5BBC6",
-                  linewidth=1.6 if best else 0.6, zorder=2 if best else 1)  # fmt: skip
-    other = ~tree.on_best_line
-    for chosen, paint, marker in (
-        (tree.on_best_line, COLOURS[0], "o"),
-        (other & ~tree.pruned, COLOURS[5], "o"),
-        (other & tree.pruned, COLOURS[1], "x"),
-    ):
-        axes.scatter(tree.round[chosen], tree.rank[chosen] + 1, s=4 + 40 * tree.weight[chosen], c=paint, marker=marker,
-                     linewidths=0.8 if marker == "x" else 0, zorder=3)  # fmt: skip
-    places = mark_places(happened)
-    for kind, style in MARKS.items():
-        at = [(mark.round, place) for mark, place in zip(happened, places, strict=True) if mark.kind == kind]
-        if at:
-            axes.scatter(*zip(*at, strict=True), s=14, zorder=4, label=MARK_NAMES[kind], **style)
-    if happened:
-        axes.legend(fontsize=7, ncols=len(MARKS), loc="lower left", bbox_to_anchor=(0, 1))
-    axes.locator_params(**WHOLE_NUMBERS)
-    axes.set(xlabel="round", ylabel="hypothesis", ylim=(tree.rank.max() + 1.6, min([0.4, *(p - 0.2 for p in places)])))
-    return figure
-
-
-def certainty(run: Run) -> "Figure | None":
-    """The entropy of the association, and how many clients moved."""
-    if not run.clusters_clients:
-        return None
-    figure, (above, below) = _figure(3.4, 2.8, rows=2, sharex=True, height_ratios=(2, 1))
-    rounds = [record["round"] for record in run.rounds]
-    above.plot(rounds, run.entropy.mean(1), color=COLOURS[0], label="mean over clients")
-    above.plot(rounds, run.entropy.max(1), ":", color=COLOURS[1], label="least sure client")
-    above.set_ylabel("entropy, nats")
-    above.legend(fontsize=7)
-    below.bar(rounds, [record["changes"] for record in run.rounds], color=COLOURS[2])
-    below.set(xlabel="round", ylabel="moved")
-    below.locator_params(**WHOLE_NUMBERS)
-    return figure
-
-
-def calibration(run: Run) -> "Figure | None":
-    """The reliability diagram."""
-    if run.last("calibration") is None:
-        return None
-    count, confidence, correct = np.asarray(run.last("calibration"), dtype=float).T
-    full = count > 0
-    figure, axes = _figure(2.8, 2.6)
-    axes.plot([0, 1], [0, 1], "--", color="#838B9A", linewidth=0.8)
-    x, y = confidence[full] / count[full], correct[full] / count[full]
-    axes.plot(x, y, color=COLOURS[0], linewidth=0.8)
-    axes.scatter(x, y, s=6 + 150 * count[full] / count.sum(), color=COLOURS[0], linewidths=0, clip_on=False)
-    axes.set(xlabel="confidence", ylabel="share that was right", xlim=(0, 1), ylim=(0, 1))
-    axes.set_title(f"ECE {run.last('ece'):.3f}", fontsize=8)
-    return figure
-
-
-def client_accuracy(run: Run) -> "Figure | None":
-    """Each client's accuracy on its own test data."""
-    if run.last("client_accuracy") is None:
-        return None
-    values = np.array([np.nan if v is None else v for v in run.last("client_accuracy")], dtype=float)[run.order]
-    figure, axes = _figure(6.8, 2.0)
-    axes.scatter(range(len(values)), values, c=[colour(int(run.colour_of[c])) for c in run.order], s=12)
-    axes.axhline(run.last("accuracy"), color="#838B9A", linestyle="--", linewidth=0.8)
-    axes.set_ylabel("accuracy")
-    _name_clients(axes, [str(client) for client in run.order])
-    return figure
-
-
-def labels(run: Run) -> "Figure | None":
-    """The share of each class among a client's training examples."""
-    counts = run.train_labels
-    if counts is None:
-        return None
-    lines = columns(run)
-    held = np.stack([counts[members].sum(0) for members in lines.members])
-    figure, axes = _figure(6.8, 2.2)
-    image = axes.imshow((held / np.maximum(held.sum(1, keepdims=True), 1)).T, cmap="Blues", aspect="auto", vmin=0)
-    axes.set_ylabel("class")
-    _name_clients(axes, lines.labels)
-    figure.colorbar(image, ax=axes, label="share", fraction=0.03)
-    return figure
-
-
-def work(run: Run) -> "Figure":
-    """Local steps, scored examples and numbers sent in every round."""
-    figure, axes = _figure(6.8, 2.0, cols=3)
-    rounds = range(len(run.rounds) + 1)
-    axes[0].step(rounds, run.work("parameters_down"), where="mid", color=COLOURS[0], label="down")
-    axes[0].step(rounds, run.work("parameters_up"), where="mid", color=COLOURS[4], label="up")
-    axes[0].legend(fontsize=7)
-    axes[1].step(rounds, run.work("local_steps"), where="mid", color=COLOURS[2])
-    axes[2].step(rounds, run.work("scored_examples"), where="mid", color=COLOURS[3])
-    for panel, title in zip(axes, ("model numbers sent", "local steps", "scored examples"), strict=True):
-        panel.set(xlabel="round", ylabel=title)
-        panel.set_ylim(bottom=0)
-        panel.locator_params("x", **WHOLE_NUMBERS)
-    return figure
-
-
-DETAILS: dict[str, Callable[[Run], "Figure | None"]] = {
-    "graph": graph,
-    "association": association,
-    "trellis": descent,
-    "certainty": certainty,
-    "calibration": calibration,
-    "client_accuracy": client_accuracy,
-    "labels": labels,
-    "work": work,
-}

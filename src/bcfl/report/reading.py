@@ -37,7 +37,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Stories:
+class Association:
     """The hypotheses of one round, heaviest first."""
 
     parent: Ints  # (hypothesis,) -> hypothesis of the round before
@@ -56,7 +56,7 @@ class Run:
     environment: dict[str, Any]  # the last one's versions and machine, and under "before" those of earlier ones
     start_work: dict[str, int]  # before the first round: warm-up
     rounds: list[dict[str, Any]]  # round 1 first
-    stories: list[Stories]  # (round,)
+    associations: list[Association]  # (round,)
     seconds: list[float]  # (round,)
     complete: bool
 
@@ -88,14 +88,14 @@ class Run:
     @cached_property
     def drift(self) -> dict[str, Any] | None:
         """How changes of the true groups were followed so far; None without any, or with nothing to associate."""
-        if self.manifest.get("drift") is None or self.groups is None or not self.stories:
+        if self.manifest.get("drift") is None or self.groups is None or not self.associations:
             return None
         return follow_drift(self.placed, torch.from_numpy(self.groups))
 
     @property
     def placed(self) -> torch.Tensor:
         """Where the best hypothesis of every round has the clients."""  # (round, client)
-        return torch.from_numpy(np.stack([one.assignment[0] for one in self.stories]))
+        return torch.from_numpy(np.stack([one.assignment[0] for one in self.associations]))
 
     @property
     def train_labels(self) -> Ints | None:
@@ -105,7 +105,7 @@ class Run:
 
     @cached_property
     def num_clusters(self) -> int:
-        return max([self._asked_clusters, *(int(one.assignment.max()) + 1 for one in self.stories)])
+        return max([self._asked_clusters, *(int(one.assignment.max()) + 1 for one in self.associations)])
 
     @property
     def _asked_clusters(self) -> int:
@@ -115,7 +115,7 @@ class Run:
     @property
     def clusters_clients(self) -> bool:
         """Whether there is something to associate: not one model for all, nor one for each."""
-        return bool(self.stories) and 1 < self.num_clusters < max(self.num_clients, 3)
+        return bool(self.associations) and 1 < self.num_clusters < max(self.num_clients, 3)
 
     @property
     def carries_hypotheses(self) -> bool:
@@ -128,9 +128,9 @@ class Run:
 
         Clusters are numbered as in the best hypothesis of the last round, so that a number means the same throughout.
         """  # (round, client, cluster)
-        last = torch.from_numpy(self.stories[-1].assignment[:1])
-        result = np.empty((len(self.stories), self.num_clients, self.num_clusters))
-        for index, one in enumerate(self.stories):
+        last = torch.from_numpy(self.associations[-1].assignment[:1])
+        result = np.empty((len(self.associations), self.num_clients, self.num_clusters))
+        for index, one in enumerate(self.associations):
             named = align(torch.cat([last, torch.from_numpy(one.assignment)]), self.num_clusters)[1:]
             result[index] = marginals(named, torch.from_numpy(one.weight).log(), self.num_clusters).numpy()
         return result
@@ -157,7 +157,7 @@ class Run:
         if self.group is not None:
             return self.group
         if self.clusters_clients:
-            final: Ints = self.stories[-1].assignment[0]
+            final: Ints = self.associations[-1].assignment[0]
             return final
         return np.zeros(self.num_clients, dtype=np.int64)
 
@@ -187,8 +187,8 @@ def read_run(path: Path) -> Run:
     manifest = read_manifest(path)
     clients, asked = manifest["num_clients"], config["method"].get("num_clusters") or 1
     records, timings = read_rounds(path, clients), read_timings(path)
-    stories = [_stories(line) for line in read_associations(path, clients, asked)]
-    count = min(max(len(records) - 1, 0), len(stories), len(timings))
+    associations = [_association(line) for line in read_associations(path, clients, asked)]
+    count = min(max(len(records) - 1, 0), len(associations), len(timings))
     complete = (path / "result.json").is_file()
     if complete and count < config["experiment"]["rounds"]:
         read_object(path / "result.json")
@@ -203,7 +203,7 @@ def read_run(path: Path) -> Run:
         environment=read_object(environment) if environment.is_file() else {},
         start_work=records[0]["work"] if records else {},
         rounds=[_measured(record) for record in records[1 : count + 1]],
-        stories=stories[:count],
+        associations=associations[:count],
         seconds=[line["seconds"] for line in timings[:count]],
         complete=complete,
     )
@@ -262,9 +262,9 @@ def understood(config: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {section: values for section, values in config.items() if section not in left_out}
 
 
-def _stories(line: dict[str, Any]) -> Stories:
+def _association(line: dict[str, Any]) -> Association:
     events = tuple(event for event in line.get("events") or () if event.get("kind") in EVENTS)
-    return Stories(np.array(line["parent"]), np.exp(line["log_weight"]), np.array(line["assignment"]), events)
+    return Association(np.array(line["parent"]), np.exp(line["log_weight"]), np.array(line["assignment"]), events)
 
 
 def _measured(record: dict[str, Any]) -> dict[str, Any]:
