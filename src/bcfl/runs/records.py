@@ -171,11 +171,14 @@ def read_associations(folder: Path, clients: int, asked_clusters: int) -> list[d
     path, parents, found = folder / "associations.jsonl", MOST, []
     for number, line in enumerate(_lines(path, lambda _: ASSOCIATION), 1):
         where, weights = f"{path}, line {number}", line["log_weight"]
-        if max(weights, default=0) > 1 or not abs(sum(map(math.exp, weights)) - 1) < 1e-3:
+        if max(weights, default=0) > 1 or not abs(sum(map(math.exp, weights)) - 1) < 1e-6:
             raise ValueError(
                 f"{where}: log_weight must be logarithms of weights that add up to 1, got {shown(weights)}"
             )
         check(line, association_kinds(clients, max(clients, asked_clusters), len(weights), parents), where)
+        placed = [[cluster >= 0 for cluster in row] for row in line["assignment"]]
+        if any(row != placed[0] for row in placed):
+            raise ValueError(f"{where}: assignment must place the same clients in all hypotheses")
         for event in line.get("events") or ():
             if event.get("kind") in EVENTS:
                 check(event, event_kinds(len(weights)), f"{where}, events")
