@@ -1,5 +1,6 @@
 """One thread for all tests: they are small, and several may run side by side. Puts this folder on the path as well."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,27 @@ def same_random_numbers() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real federations first: they take minutes, during which another worker can steal the rest."""
     items.sort(key=lambda item: item.path.name != "test_deploy.py")
+
+
+# What a skipped test's reason speaks of -> what it needs, and where that comes from.
+NEEDS = {
+    "Chromium": "a browser (apt-get install chromium)",
+    "GPU": "a GPU",
+    "BCFL_TEST_DATA": "the published data sets (BCFL_TEST_DATA=a folder with their .npz files)",
+    "'datasets'": "the datasets library (pip install '.[data]')",
+    "could not import": "packages that `make test` installs",
+    "namespace": "the right to make a network namespace",
+    "mounting": "the right to mount a file system",
+}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not run, and how to get it, in one line."""
+    reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])]
+    needed = Counter(next((need for word, need in NEEDS.items() if word in told), told) for told in reasons)
+    if needed:
+        told = "; ".join(f"{count} want {need}" for need, count in needed.most_common())
+        terminalreporter.write_line(f"{len(reasons)} tests were not run: {told}")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The page in a real browser: the system's Chromium, headless, driven by Playwright."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from bcfl.report.reading import read_run, read_runs
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if CHROMIUM is None and os.environ.get("BCFL_BROWSER") == "required":  # as in CI
+    raise RuntimeError("no Chromium is installed, and BCFL_BROWSER=required asks for one: apt-get install chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
