@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bcfl.cli.options import Plugins
+from bcfl.cli.options import Plugin
 
 
 def add(group: click.Group, function: Callable[..., int]) -> None:
@@ -28,16 +28,32 @@ def add(group: click.Group, function: Callable[..., int]) -> None:
         else:
             parameters.append(one)
 
-    def call(plugins: tuple[str, ...], **given: Any) -> int:
+    def call(plugin: str | None, **given: Any) -> int:
+        if plugin is not None:
+            _bring(plugin)
+            given |= {"overrides": (f"method.plugin={plugin}", *given["overrides"])} if "overrides" in given else {}
         for name, names in fields_of.items():
             given[name] = signature[name].annotation(**{field: given.pop(field) for field in names})
         return function(**given)
 
-    parameters.append(Parameter("plugins", Parameter.KEYWORD_ONLY, annotation=Plugins))
+    parameters.append(Parameter("plugin", Parameter.KEYWORD_ONLY, default=None, annotation=Plugin))
     made = [one.annotation.__metadata__[0](one.name, one.default) for one in parameters]
     group.add_command(
         click.Command(function.__name__.rstrip("_"), callback=call, params=made, **told(function.__doc__))
     )
+
+
+def _bring(plugin: str) -> None:
+    """The methods of that module are known; as it is named here and now, the working directory is a place for it."""
+    from bcfl.methods import load_plugin
+    from bcfl.runs.problem import look_here
+
+    before = list(sys.path)
+    look_here()
+    try:
+        load_plugin(plugin)
+    finally:
+        sys.path[:] = before
 
 
 def told(docstring: str | None) -> dict[str, Any]:
