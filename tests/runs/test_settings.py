@@ -372,11 +372,21 @@ def test_what_own_clients_would_ignore_is_refused_but_read_from_older_runs(key: 
     given = {"factory": "a:b", key: getattr(OTHER["data"], key) or "there"}
     own = [f"data.{name}={json.dumps(value)}" for name, value in given.items()]
     if key in ("seed", "validation", "drift_round", "drift_share"):
+        own += ["data.drift_round=2"] * (key == "drift_share")
         assert load_config(None, own).data.factory == "a:b"
         return
     with pytest.raises(ValueError, match=f"^data.{key} is for named data sets: leave it out"):
         load_config(None, own)
     assert parse_config({"data": given}).data.factory == "a:b"
+
+
+@pytest.mark.parametrize(
+    ("key", "needed"),
+    [("drift_share", "drift_round"), ("partition_file", "partition"), ("clients_per_group", "partition")],
+)
+def test_what_only_says_something_beside_another_setting_is_refused_without_it(key: str, needed: str) -> None:
+    with pytest.raises(ValueError, match=rf"^data.{key} is for data.{needed}"):
+        load_config(None, [f"data.{key}={getattr(OTHER['data'], key)}"])
 
 
 OTHER = {

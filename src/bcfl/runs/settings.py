@@ -302,7 +302,7 @@ def load_named_plugin(values: Mapping[str, Any]) -> None:
 
 
 def refuse_ignored(data: DataConfig) -> None:
-    """Nothing happens unless a user's own clients come with settings of a named data set, which would be ignored.
+    """Nothing happens unless a setting would be ignored: of a named data set, say, beside a user's own clients.
 
     For what a user writes, not for what runs have written down: their defaults may have been others.
     """
@@ -311,6 +311,15 @@ def refuse_ignored(data: DataConfig) -> None:
             raise ValueError(
                 f"data.{field.name} is for named data sets: leave it out, data.factory gives its clients as they are"
             )
+    needs = {
+        "partition_file": "partition = file",
+        "clients_per_group": "partition = file",
+        "drift_share": "drift_round",
+    }
+    has = {"partition = file": data.partition == "file", "drift_round": data.drift_round is not None}
+    for name, needed in needs.items():
+        if not has[needed] and getattr(data, name) != getattr(DataConfig, name):
+            raise ValueError(f"data.{name} is for data.{needed}: give that, too, or leave it out")
 
 
 def refuse_foreign(options: Iterable[str], names: Sequence[str]) -> None:
