@@ -19,7 +19,8 @@ import pytest
 from bcfl.methods import METHODS, all_options
 from bcfl.runs.fields import settings_in
 from bcfl.runs.problem import method_for
-from bcfl.runs.settings import SECTIONS, Config, load_config, parse_config
+from bcfl.runs.sections import SECTIONS
+from bcfl.runs.settings import Config, load_config, parse_config
 
 pytestmark = pytest.mark.fuzz
 COUNT = int(os.environ.get("BCFL_FUZZ", "200"))

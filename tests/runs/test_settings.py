@@ -11,13 +11,10 @@ from bcfl.client.trainer import Training
 from bcfl.data.datasets import DIGITS_FIVE
 from bcfl.methods import METHODS, all_options, entry_of, method_of
 from bcfl.runs.fields import Setting, settings_in
+from bcfl.runs.sections import SECTIONS, DataConfig, ExperimentConfig, ModelConfig
 from bcfl.runs.settings import (
-    SECTIONS,
     YOUNGER,
     Config,
-    DataConfig,
-    ExperimentConfig,
-    ModelConfig,
     apply_override,
     load_config,
     parse_config,

@@ -14,7 +14,8 @@ from bcfl.model.flat import ModelFactory
 from bcfl.runs.loop import is_unfinished, load_result, prolong, resume, start
 from bcfl.runs.observers import Observer
 from bcfl.runs.result import Result
-from bcfl.runs.settings import FROM_PYTHON, settings_named, written_config
+from bcfl.runs.sections import FROM_PYTHON
+from bcfl.runs.settings import settings_named, written_config
 
 _FROM_PYTHON = {"factory": FROM_PYTHON}
 

@@ -10,9 +10,9 @@ from typing import Any
 from bcfl.data.partition import parse_specification
 from bcfl.engines.flower import Terms
 from bcfl.runs.problem import method_for, users_function
+from bcfl.runs.sections import DataConfig
 from bcfl.runs.settings import (
     Config,
-    DataConfig,
     apply_override,
     load_named_plugin,
     parse_config,

@@ -10,7 +10,7 @@ from bcfl.belief.evidence import temper_scores
 from bcfl.belief.gaussian import Gaussian, Merging, flat
 from bcfl.belief.robust import SUREST, all_bounded, middle_of, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
-from bcfl.methods.options import Defence, Forgetting, ScoringExamples, Tempering
+from bcfl.methods.bounds import Defence, Forgetting, ScoringExamples, Tempering
 from bcfl.methods.steps import FusionStack, mean_by_examples, single_story
 
 LEAST_LOG_WEIGHT = -1e9  # of a client whose likelihood is zero or no number: it counts only among its like

@@ -21,8 +21,7 @@ from bcfl.belief.gaussian import Gaussian, merge, stack
 from bcfl.belief.robust import bounded_scores
 from bcfl.extensions.racing import TOLERANCE, race
 from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
-from bcfl.methods.kmeans import warm_up
-from bcfl.methods.options import (
+from bcfl.methods.bounds import (
     Defence,
     Forgetting,
     Fusing,
@@ -31,6 +30,7 @@ from bcfl.methods.options import (
     ScoringExamples,
     Tempering,
 )
+from bcfl.methods.kmeans import warm_up
 from bcfl.methods.remembered import Memory
 from bcfl.methods.steps import (
     belief_folds,

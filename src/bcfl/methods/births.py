@@ -16,8 +16,8 @@ from bcfl.belief.evidence import coarsen, sum_error
 from bcfl.belief.gaussian import Gaussian, flat
 from bcfl.belief.robust import bounded_scores
 from bcfl.federation import Clients, Hypotheses, RoundInfo, num_held_out
+from bcfl.methods.bounds import Defence, Forgetting, Fusing, MinWeight, ScoringExamples
 from bcfl.methods.kmeans import k_means
-from bcfl.methods.options import Defence, Forgetting, Fusing, MinWeight, ScoringExamples
 from bcfl.methods.steps import distinct_groups, train_groups
 from bcfl.randomness import generator, stream_seed
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from bcfl.belief.gaussian import Gaussian, flat
 from bcfl.belief.robust import all_bounded, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
+from bcfl.methods.bounds import Defence, NumClusters, Proximal, ScoringExamples
 from bcfl.methods.kmeans import cluster_means, k_means
-from bcfl.methods.options import Defence, NumClusters, Proximal, ScoringExamples
 from bcfl.methods.steps import FusionStack, draw_starts, single_story, unit
 from bcfl.randomness import stream_seed
 

@@ -21,7 +21,8 @@ from bcfl.runs.observers import Metrics, Observer, Store, Warnings
 from bcfl.runs.problem import Problem, S, model_factory, prepare, split_seed
 from bcfl.runs.records import read_manifest
 from bcfl.runs.result import Result
-from bcfl.runs.settings import FROM_PYTHON, Config, load_named_plugin, parse_config
+from bcfl.runs.sections import FROM_PYTHON
+from bcfl.runs.settings import Config, load_named_plugin, parse_config
 from bcfl.runs.stopping import resumable
 from bcfl.runs.store import Checkpoint, RunFolder, Standing
 

@@ -19,7 +19,8 @@ from bcfl.engines.heap import keep_freed_memory
 from bcfl.federation import Clients, Hypotheses, Method, RoundInfo
 from bcfl.methods import load_plugin, method_of
 from bcfl.model.flat import MODELS, ModelFactory, build, look_up
-from bcfl.runs.settings import FROM_PYTHON, Config
+from bcfl.runs.sections import FROM_PYTHON
+from bcfl.runs.settings import Config
 
 PROBED = 32  # examples that show what a model's scores look like
 

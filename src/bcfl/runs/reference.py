@@ -6,7 +6,8 @@ from typing import Any
 
 from bcfl.methods import METHODS, all_options, owners_of
 from bcfl.runs.fields import Setting, settings_in
-from bcfl.runs.settings import DEFAULT_METHOD, SECTIONS
+from bcfl.runs.sections import SECTIONS
+from bcfl.runs.settings import DEFAULT_METHOD
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from bcfl.runs.loop import resume, start
 from bcfl.runs.observers import Observer
 from bcfl.runs.planning import Planned, naming
 from bcfl.runs.problem import load_data, model_factory, pose, set_up_memory, split_seed
-from bcfl.runs.settings import Config, DataConfig
+from bcfl.runs.sections import DataConfig
+from bcfl.runs.settings import Config
 from bcfl.runs.stopping import DISK_IS_FULL, RunStoppedError
 from bcfl.runs.store import RunFolder, TakenError
 
