@@ -16,6 +16,7 @@ import torch
 from small_runs import FEDERATIONS, files_in, outcome, small_config
 from torch import nn
 
+import bcfl
 from bcfl.data.datasets import load
 from bcfl.engines.simulator import Simulator
 from bcfl.methods.bcfl import BCFL
@@ -594,3 +595,36 @@ def test_who_never_took_part_may_be_anywhere() -> None:
     assert torch.allclose(result.entropy[unseen], torch.tensor(4.0, dtype=torch.float64).log())
     assert torch.allclose(result.probability.sum(1), torch.ones(8, dtype=torch.float64))
     assert isinstance(result.predictor(int(unseen.nonzero()[0])), nn.Module)
+
+
+def test_observers_hear_how_a_run_ends(tmp_path: Path) -> None:
+    class Listener(Follower):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.heard: list[Any] = []
+
+        def ended(self) -> None:
+            self.heard.append("ended")
+
+        def failed(self, error: BaseException) -> None:
+            self.heard.append(error)
+
+    cut = PowerCutError()
+    stopped, whole = Listener(1, cut), Listener()
+    with pytest.raises(PowerCutError):
+        start(small_config(), tmp_path / "run", num_workers=1, observers=[stopped])
+    resume(tmp_path / "run", num_workers=1, observers=[whole])
+    assert (stopped.heard, whole.heard) == ([cut], ["ended"])
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_python_shows_a_bar_on_a_terminal_and_is_quiet_elsewhere(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR" if terminal else "NO_COLOR", "1")  # rich takes the first for a terminal
+    data = prepare(small_config()).data
+    clients = [(data.x_train[own], data.y_train[own]) for own in data.train_of]
+    bcfl.train(mlp, clients, method="fedavg", rounds=2, num_workers=1)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert ("2/2" in shown.err) == terminal

@@ -13,6 +13,7 @@ from bcfl.data.arrays import listed
 from bcfl.model.flat import ModelFactory
 from bcfl.runs.loop import is_unfinished, load_result, prolong, resume, start
 from bcfl.runs.observers import Observer
+from bcfl.runs.progress import LiveProgress
 from bcfl.runs.result import Result
 from bcfl.runs.sections import FROM_PYTHON
 from bcfl.runs.settings import settings_named, written_config
@@ -35,6 +36,7 @@ def train(
     num_workers: int | None = None,
     device: str | torch.device = "cpu",
     observers: Sequence[Observer] = (),
+    progress: bool = True,
     **options: Any,
 ) -> Result:
     """Train a federation of your own clients and models, and return its result.
@@ -51,7 +53,8 @@ def train(
     With `out` the run is kept in that folder; if the folder holds this very run, unfinished, it goes on from there.
     `go_on_from` is the folder of a run that had fewer rounds and nothing else different: its rounds are taken over, not
     trained again. `num_workers` threads train clients, as many as there are cores if None. `device` is "cpu", or "cuda"
-    to train many clients together on a GPU. `observers` are told of every round.
+    to train many clients together on a GPU. `observers` are told of every round (see
+    `bcfl.runs.observers`); on a terminal and in a notebook, `progress` shows a bar.
     """
     given = {"rounds": rounds, "seed": seed, "clients_per_round": clients_per_round}
     sections = {
@@ -63,7 +66,8 @@ def train(
     if num_workers is not None and not (isinstance(num_workers, Integral) and num_workers >= 1):
         raise ValueError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
     folder = None if out is None else Path(out)
-    how: dict[str, Any] = {"num_workers": num_workers, "device": str(device), "observers": observers}
+    followed_by = [*observers, *([LiveProgress(lines=False)] if progress else [])]
+    how: dict[str, Any] = {"num_workers": num_workers, "device": str(device), "observers": followed_by}
     own: dict[str, Any] = {"clients": listed(clients), "factory": model, **how}
     if go_on_from is not None:
         if folder is None:

@@ -124,12 +124,8 @@ def show(follow: options.Follow, execute: "Callable[[Sequence[Observer]], Result
     from bcfl.report.trackers import live_view
     from bcfl.runs.progress import LiveProgress
 
-    progress = LiveProgress()
-    try:
-        with live_view(follow.tensorboard, follow.mlflow) as loggers:
-            result = execute([*loggers, *([] if follow.quiet else [progress])])
-    finally:
-        progress.close()
+    with live_view(follow.tensorboard, follow.mlflow) as loggers:
+        result = execute([*loggers, *([] if follow.quiet else [LiveProgress()])])
     if follow.as_json:
         probability = [[round(p, 6) for p in row] for row in result.probability.tolist()]
         print(json.dumps({**result.summary(), "probability": probability, "path": str(result.path)}))

@@ -19,7 +19,7 @@ from bcfl.deploy.folder import CONNECTION, LOCKED_DOWN, Site, init, link_command
 from bcfl.deploy.ready import START_SECONDS, link_answers
 from bcfl.files import GrowingLog
 from bcfl.runs.loop import is_unfinished, load_result
-from bcfl.runs.observers import Observer
+from bcfl.runs.observers import Observer, told_the_end
 from bcfl.runs.result import Result
 from bcfl.runs.settings import Config
 from bcfl.runs.stopping import RunStoppedError, ended_in_order
@@ -178,22 +178,23 @@ def follow(federation: Federation, run: str, config: Config, out: Path, observer
     folder = RunFolder(out)
     rounds, timings = (GrowingLog(out / name, json.loads) for name in ("rounds.jsonl", "timings.jsonl"))
     done = max((record["round"] for record in rounds.records()), default=0)
-    for observer in observers:
-        observer.started(config, split, done + 1)
-    next_look, status = 0.0, "pending"
-    while not status.startswith("finished"):
-        time.sleep(0.1)
-        if folder.complete or time.monotonic() > next_look:
-            status = federation.status(run)
-            next_look = time.monotonic() + STATUS_EVERY
-        seconds = {record["round"]: record["seconds"] for record in timings.records()}
-        for record in rounds.records():
-            if record["round"] > done and record["round"] in seconds:
-                done = record["round"]
-                for observer in observers:
-                    observer.round_done(record, seconds[done])
-    if status != "finished:completed":
-        raise RunStoppedError(f"the run ended as {status}: {_reason(federation.log(run))}")
+    with told_the_end(observers):
+        for observer in observers:
+            observer.started(config, split, done + 1)
+        next_look, status = 0.0, "pending"
+        while not status.startswith("finished"):
+            time.sleep(0.1)
+            if folder.complete or time.monotonic() > next_look:
+                status = federation.status(run)
+                next_look = time.monotonic() + STATUS_EVERY
+            seconds = {record["round"]: record["seconds"] for record in timings.records()}
+            for record in rounds.records():
+                if record["round"] > done and record["round"] in seconds:
+                    done = record["round"]
+                    for observer in observers:
+                        observer.round_done(record, seconds[done])
+        if status != "finished:completed":
+            raise RunStoppedError(f"the run ended as {status}: {_reason(federation.log(run))}")
 
 
 def _check_out(out: Path, config: Config) -> None:

@@ -17,7 +17,7 @@ from bcfl.engines.simulator import Simulator
 from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.runs.course import Course, Engine, begin, drift_of, kept_rounds, last_info, placed_in, take_up
 from bcfl.runs.environment import environment
-from bcfl.runs.observers import Metrics, Observer, Store, Warnings
+from bcfl.runs.observers import Metrics, Observer, Store, Warnings, told_the_end
 from bcfl.runs.problem import Problem, S, model_factory, prepare, split_seed
 from bcfl.runs.records import read_manifest
 from bcfl.runs.result import Result
@@ -239,8 +239,9 @@ def _rounds(
 
 def _follow(course: Course[S], observers: Sequence[Observer]) -> None:
     """All rounds that are left to do are done, and the observers have been told."""
-    try:
-        if course.round < (rounds := course.config.experiment.rounds):
+    rounds = course.config.experiment.rounds
+    with told_the_end(observers):
+        if course.round < rounds:
             for observer in observers:
                 observer.started(course.config, course.problem.data, course.round + 1)
         while course.round < rounds:
@@ -248,12 +249,6 @@ def _follow(course: Course[S], observers: Sequence[Observer]) -> None:
             record = course.go_on()
             for observer in observers:
                 observer.round_done(record, time.perf_counter() - began)
-        for observer in observers:
-            observer.ended()
-    except BaseException as error:
-        for observer in observers:
-            observer.failed(error)
-        raise
 
 
 def _on_scales(config: Config, problem: Problem[S]) -> str | None:

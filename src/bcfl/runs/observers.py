@@ -4,8 +4,9 @@ Observers are told in their order. `Metrics` comes first, as it completes the re
 `Store` before whatever a caller brings, so that a round which somebody has heard of is on disk.
 """
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,6 +47,19 @@ class Observer(Protocol):
     def failed(self, error: BaseException) -> None:
         """The run stops in the middle, by this; whatever is kept of it can be resumed."""
         return
+
+
+@contextlib.contextmanager
+def told_the_end(observers: Sequence[Observer]) -> Iterator[None]:
+    """Observers hear how the block ends: that all rounds are done, or what has stopped it."""
+    try:
+        yield
+        for observer in observers:
+            observer.ended()
+    except BaseException as error:
+        for observer in observers:
+            observer.failed(error)
+        raise
 
 
 @dataclass

@@ -24,10 +24,10 @@ def _bars(console: Console, *more: ProgressColumn) -> Progress:
 
 
 class LiveProgress(Observer):
-    """A bar with round, accuracy, changes and time left; plain lines where there is no terminal."""
+    """A bar with round, accuracy, changes and time left, on a terminal and in a notebook; elsewhere plain `lines`."""
 
-    def __init__(self) -> None:
-        self._console = console_for(stderr=True)
+    def __init__(self, *, lines: bool = True) -> None:
+        self._console, self._lines = console_for(stderr=True), lines
         self._bar: Progress | None = None
         self._rounds = 0
         self._last_line = 0.0
@@ -35,11 +35,11 @@ class LiveProgress(Observer):
     def started(self, config: Config, data: Split, first_round: int) -> None:
         self._rounds = config.experiment.rounds
         name = f"{config.method['name']} on {data.description}"
-        if self._console.is_terminal:
+        if self._console.is_terminal or self._console.is_jupyter:
             self._bar = _bars(self._console, TimeRemainingColumn())
             self._bar.start()
             self._task = self._bar.add_task(name, total=self._rounds, completed=first_round - 1, note="")
-        else:
+        elif self._lines:
             self._console.print(
                 f"{name}, {data.num_clients} clients, rounds {first_round} to {self._rounds}", soft_wrap=True
             )
@@ -48,15 +48,16 @@ class LiveProgress(Observer):
         last = record["round"] == self._rounds
         if self._bar:
             self._bar.update(self._task, completed=record["round"], note=_note(record))
-            if last:
-                self.close()
-        elif last or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+        elif self._lines and (last or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES):
             self._last_line = time.monotonic()
             self._console.print(f"round {record['round']}/{self._rounds}  {_note(record)}", soft_wrap=True)
 
-    def close(self) -> None:
+    def ended(self) -> None:
         if self._bar:
             self._bar.stop()
+
+    def failed(self, error: BaseException) -> None:
+        self.ended()
 
 
 class SweepProgress:
