@@ -27,7 +27,7 @@ def same_random_numbers() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real federations first: they take minutes, during which another worker can steal the rest."""
-    items.sort(key=lambda item: item.path.name != "test_deploy.py")
+    items.sort(key=lambda item: item.path.name != "test_federation.py")
 
 
 # What a skipped test's reason speaks of -> what it needs, and where that comes from.

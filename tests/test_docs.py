@@ -1,6 +1,7 @@
 """Every Python block and `bcfl` command in README and docs is run, as written but for the number of rounds.
 
-Blocks marked `sh` need data or machines that are not at hand; those of the page on Flower are run in test_deploy.py.
+Blocks marked `sh` need data or machines that are not at hand; those of the page on Flower are run in
+deploy/test_federation.py.
 """
 
 import os

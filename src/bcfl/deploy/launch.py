@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from bcfl.deploy.folder import CONNECTION, program
+from bcfl.deploy.ready import CONNECTION, program
 
 
 def flwr(*arguments: str) -> dict[str, Any]:

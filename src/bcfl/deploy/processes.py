@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bcfl.deploy.folder import CONNECTION, LOCKED_DOWN, Site, init, link_command, node_command, program
-from bcfl.deploy.ready import START_SECONDS, link_answers
+from bcfl.deploy.folder import LOCKED_DOWN, Site, init, link_command, node_command
+from bcfl.deploy.ready import CONNECTION, START_SECONDS, link_answers, point_flwr_to, program
 from bcfl.files import GrowingLog
 from bcfl.runs.loop import is_unfinished, load_result
 from bcfl.runs.observers import Observer, told_the_end
@@ -50,8 +50,10 @@ class Federation:
 
     def start_link(self) -> None:
         """Start the SuperLink and wait until it answers."""
+        certificates = None if self.site.insecure else self.site.server / "certificates"
+        point_flwr_to(self.site.link_port, certificates, self.site.server / "flwr")
         self._start("server", link_command(self.site), self.site.server)
-        self._await(self._link_answers, "the SuperLink")
+        self._await(lambda: link_answers(self.site.link_port, certificates), "the SuperLink")
 
     def register(self) -> None:
         """Tell the SuperLink the clients' public keys."""
@@ -139,9 +141,6 @@ class Federation:
             if time.monotonic() > end:
                 raise RunStoppedError(f"{what} did not answer within {START_SECONDS:g} seconds")
             time.sleep(0.1)
-
-    def _link_answers(self) -> bool:
-        return link_answers(self.site.link_port, None if self.site.insecure else self.site.server / "certificates")
 
 
 def run_local(
