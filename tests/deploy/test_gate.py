@@ -17,7 +17,8 @@ import httpx
 
 from bcfl.deploy import gate as gate_module
 from bcfl.deploy.folder import Site, init
-from bcfl.deploy.gate import MAX_BYTES, Gate, Nodes, Room, neighbourhood
+from bcfl.deploy.gate import MAX_BYTES, Gate, Room, neighbourhood
+from bcfl.deploy.keys import Nodes
 from bcfl.deploy.terms import read_settings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -153,7 +154,7 @@ def test_who_is_no_node_of_ours_is_told_why_and_logged(
 
 
 def test_a_node_whose_clock_is_wrong_is_told_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_module, "CLOCKS_APART", -1.0)
+    monkeypatch.setattr("bcfl.deploy.keys.CLOCKS_APART", -1.0)
     assert "its clock is 0 seconds off" in ask(site, link=never).json()["detail"]
 
 
@@ -161,7 +162,7 @@ def test_a_key_that_comes_or_goes_is_noticed(site: Site, monkeypatch: pytest.Mon
     from gate import signed
 
     now = [0.0]
-    monkeypatch.setattr("bcfl.deploy.gate.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bcfl.deploy.keys.time.monotonic", lambda: now[0])
     nodes, key = Nodes(site.server / "nodes"), site.server / "nodes" / "client-1.pub"
     headers = {name.encode(): value.encode() for name, value in signed(site.client(1) / "node").items()}
     assert nodes.refusal(headers) is not None

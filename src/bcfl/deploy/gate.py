@@ -19,20 +19,17 @@ import resource
 import socket
 import ssl
 import time
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import InitVar, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import h11
 import httpx
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives import serialization as encodings
-from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+
+from bcfl.deploy.keys import REFUSED, Nodes, fingerprint
 
 ALLOWED = re.compile(rb"/v1/fleet/[a-z-]+")
 HEADER_SECONDS = 10.0  # from a connection to its first signature
@@ -43,11 +40,8 @@ MAX_BYTES = 32 * 2**20  # of one request: Flower sends arrays in pieces of 5 MB
 CHUNK = 16 * 2**10
 OF_ONE_ADDRESS, IN_ALL = 128, 512  # connections that have not signed yet
 OF_ONE_NODE, OF_ALL_NODES = 32, 4096
-CLOCKS_APART = 305.0  # seconds; what Flower allows
 HOP_BY_HOP = {b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"expect", b"te", b"trailer"}
-# Flower's number for a node that is not let in. A SuperNode shows its user the reason that comes with it and with this
-# status; at 401 it would end without a word.
-NOT_ACTIVATED, PRECONDITION_FAILED = 2004, 412
+NOT_ACTIVATED = 2004  # Flower's number for a node that is not let in
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -75,57 +69,6 @@ class Room:
 
     def leave(self, task: asyncio.Task[None]) -> None:
         self.who_of.pop(task, None)
-
-
-@dataclass
-class Nodes:
-    """The public keys in a folder; one that comes or goes is noticed within seconds."""
-
-    folder: Path
-    known: dict[bytes, EllipticCurvePublicKey] = field(default_factory=dict)  # by their encoding in a request
-    read_at: float = -60.0
-
-    def refusal(self, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
-        """A status and the reason why these headers let nobody in; None if one of the nodes has just signed them."""
-        try:
-            encoded = b64decode(headers[b"flwr-public-key"], validate=True)
-            signature = b64decode(headers[b"flwr-signature"], validate=True)
-            signed_at = headers[b"flwr-timestamp"]
-            age = abs((datetime.now(UTC) - datetime.fromisoformat(signed_at.decode())).total_seconds())
-            key = self._find(encoded)
-            if key is None:
-                place = f"{self.folder.parent.name}/{self.folder.name}"
-                return PRECONDITION_FAILED, f"its key {_fingerprint(encoded)} is not among those in {place}/"
-            key.verify(signature, signed_at, ECDSA(hashes.SHA256()))
-        except (KeyError, ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
-            return 401, "its request is not signed as a node's"
-        if age > CLOCKS_APART:
-            return PRECONDITION_FAILED, f"its clock is {age:.0f} seconds off the server's"
-        return None
-
-    def _find(self, encoded: bytes) -> EllipticCurvePublicKey | None:
-        since = time.monotonic() - self.read_at
-        if since > 5 or (since > 0.5 and encoded not in self.known):
-            found = [_public_key(path) for path in self.folder.glob("*.pub")]
-            pem, form = encodings.Encoding.PEM, encodings.PublicFormat.SubjectPublicKeyInfo
-            self.known = {key.public_bytes(pem, form): key for key in found if key is not None}
-            self.read_at = time.monotonic()
-        return self.known.get(encoded)
-
-
-def _public_key(path: Path) -> EllipticCurvePublicKey | None:
-    with contextlib.suppress(OSError, ValueError, UnsupportedAlgorithm):
-        key = encodings.load_ssh_public_key(path.read_bytes())
-        return key if isinstance(key, EllipticCurvePublicKey) else None
-    return None
-
-
-def _fingerprint(encoded: bytes) -> str:
-    """A public key by the name that `ssh-keygen -l` gives it."""
-    key = encodings.load_pem_public_key(encoded)
-    if not isinstance(key, EllipticCurvePublicKey):
-        raise ValueError("no node's key")
-    return "SHA256:" + b64encode(encodings.ssh_key_fingerprint(key, hashes.SHA256())).decode().rstrip("=")
 
 
 @dataclass
@@ -276,10 +219,10 @@ class Gate:
             await visit.refuse(502, "the SuperLink behind the gate does not answer")
             return
         async with contextlib.aclosing(reply):
-            if reply.status_code == PRECONDITION_FAILED and request.target.endswith(b"/activate-node"):
-                key = _fingerprint(b64decode(dict(request.headers)[b"flwr-public-key"]))
+            if reply.status_code == REFUSED and request.target.endswith(b"/activate-node"):
+                key = fingerprint(b64decode(dict(request.headers)[b"flwr-public-key"]))
                 reason = f"the SuperLink does not know its key {key} (register.sh), or holds it for connected already"
-                await self._refuse(visit, PRECONDITION_FAILED, f"{reason}: then try again in a minute")
+                await self._refuse(visit, REFUSED, f"{reason}: then try again in a minute")
                 return
             kept = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in HOP_BY_HOP]
             await visit.say(h11.Response(status_code=reply.status_code, headers=kept))
