@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 ONLY_IN = {
     "flwr": ("engines/flower", "deploy"),
     "matplotlib": ("report",),
-    "jinja2": ("report",),
+    "jinja2": ("report", "deploy"),
     "sklearn": ("data", "methods", "predict", "runs"),
     "datasets": ("data",),
 }

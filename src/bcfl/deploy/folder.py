@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from bcfl import __version__
 from bcfl.deploy.keys import make_authority, make_node_key, make_server_certificate
 from bcfl.deploy.ready import CONNECTION
@@ -170,17 +168,18 @@ def node_command(site: Site, index: int) -> list[str]:
 
 # ---- files ----------------------------------------------------------------------------------------------------------
 
-TEMPLATES = Environment(loader=PackageLoader("bcfl.deploy"), undefined=StrictUndefined, keep_trailing_newline=True)
-
 
 def _fill(part: str, folder: Path, **known: Any) -> None:
     """The folder holds each template of that part, filled with what is known; commands are quoted for the shell."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(loader=PackageLoader("bcfl.deploy"), undefined=StrictUndefined, keep_trailing_newline=True)
     known = {name: shlex.join(value) if isinstance(value, list) else value for name, value in known.items()}
     locked_down = {name: shlex.quote(value) for name, value in LOCKED_DOWN.items()}
-    for name in TEMPLATES.list_templates(filter_func=lambda name: name.startswith(part)):
+    for name in templates.list_templates(filter_func=lambda name: name.startswith(part)):
         path = folder / name.removeprefix(f"{part}/").removesuffix(".jinja")
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = TEMPLATES.get_template(name).render(connection=CONNECTION, locked_down=locked_down, **known)
+        text = templates.get_template(name).render(connection=CONNECTION, locked_down=locked_down, **known)
         path.write_text(text)
         if path.suffix == ".sh":
             path.chmod(0o700)
