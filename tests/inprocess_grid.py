@@ -21,26 +21,39 @@ FIRST_NODE = 1000
 Tamper = Callable[[Message, Message], Message | None]  # (question, answer) -> the answer that arrives, if any
 
 
-def flat(config: Config, **deploy: Any) -> dict[str, Any]:
-    """Flower's flat run configuration, as a deployed federation has it."""
-    return folder.run_config(config, deploy)
+def when(change: Callable[[Message], Message | None], **wanted: Any) -> Tamper:
+    """Changes the answers to questions of that `message` type, client, round or kind, and no others."""
+
+    def tamper(question: Message, answer: Message) -> Message | None:
+        said = {"message": question.metadata.message_type, "node": question.metadata.dst_node_id, **settings(question)}
+        return change(answer) if all(said.get(key) == value for key, value in wanted.items()) else answer
+
+    return tamper
 
 
 class InProcessGrid(Grid):
-    """Nodes that answer at once; `tamper` may change, drop or delay what they say."""
+    """The unchanged apps, with nodes that answer at once; `tamper` may change, drop or delay what they say."""
 
-    def __init__(self, run_config: dict[str, Any], num_nodes: int, tamper: Tamper = lambda question, answer: answer):
+    def __init__(self, config: Config, out: Path, num_nodes: int, **deploy: Any):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self.tamper = tamper
+        terms = {"num_clients": num_nodes, "wait": 0.0, "deadline": 0.3, "out": str(out), **deploy}
+        self.run_config, self.out = folder.run_config(config, terms), out
+        self.tamper: Tamper = lambda question, answer: answer
         self.contexts = {
-            FIRST_NODE + i: Context(1, FIRST_NODE + i, {"partition-id": i}, RecordDict(), run_config)
+            FIRST_NODE + i: Context(1, FIRST_NODE + i, {"partition-id": i}, RecordDict(), self.run_config)
             for i in range(num_nodes)
         }
         self.offline: set[int] = set()
-        self.kinds: list[str] = []  # of the messages so far
+        self.asked: list[Message] = []  # the questions so far
         self.late: list[Message] = []  # delivered with whatever is pulled next
         self._ids = itertools.count(1)
         self._replies: dict[str, Message] = {}
+
+    def serve(self, tamper: Tamper | None = None) -> Result:
+        """The result of the whole run."""
+        self.tamper = tamper or self.tamper
+        server(self, Context(1, 1, {}, RecordDict(), self.run_config))
+        return load_result(self.out)
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError
@@ -68,7 +81,7 @@ class InProcessGrid(Grid):
     def _deliver(self, message: Message) -> str:
         name = f"message-{next(self._ids)}"
         question = _over_the_wire(message, name)
-        self.kinds.append(question.metadata.message_type)
+        self.asked.append(question)
         context = self.contexts[question.metadata.dst_node_id]
         if question.metadata.dst_node_id in self.offline:
             return name
@@ -93,15 +106,7 @@ def _over_the_wire(message: Message, name: str) -> Message:
 
 def federate(config: Config, num_nodes: int, out: Path, tamper: Tamper | None = None, **deploy: Any) -> Result:
     """The result of the unchanged apps on an in-process grid."""
-    terms = {"num_clients": num_nodes, "wait": 0.0, "deadline": 0.3, **deploy}
-    run_config = flat(config, out=str(out), **terms)
-    grid = InProcessGrid(run_config, num_nodes, tamper or (lambda question, answer: answer))
-    run_server(grid, run_config)
-    return load_result(out)
-
-
-def run_server(grid: InProcessGrid, run_config: dict[str, Any]) -> None:
-    server(grid, Context(1, 1, {}, RecordDict(), run_config))
+    return InProcessGrid(config, out, num_nodes, **deploy).serve(tamper)
 
 
 def settings(message: Message) -> ConfigRecord:

@@ -22,7 +22,7 @@ pytest.importorskip("flwr")
 
 from federation_fixtures import client_data, network
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from inprocess_grid import InProcessGrid, flat, run_server, settings
+from inprocess_grid import InProcessGrid, settings
 
 from bcfl.client.client import is_usable, layout_of
 from bcfl.client.score import FLOOR
@@ -36,7 +36,6 @@ from bcfl.engines.flower.answers import (
     read_scores,
 )
 from bcfl.model.flat import FlatModel, build
-from bcfl.runs.loop import load_result
 from bcfl.runs.settings import Config, parse_config
 from bcfl.runs.stopping import RunStoppedError
 
@@ -71,10 +70,8 @@ def config_of(method: str, rounds: int = 2) -> Config:
     )
 
 
-def grid_of(config: Config, out: Path) -> tuple[InProcessGrid, dict[str, Any]]:
-    terms = {"wait": 0.0, "deadline": 0.1, "min_share": 0.5, "num_clients": len(client_data())}
-    run_config = flat(config, out=str(out), **terms)
-    return InProcessGrid(run_config, len(client_data())), run_config
+def grid_of(config: Config, out: Path) -> InProcessGrid:
+    return InProcessGrid(config, out, len(client_data()), deadline=0.1)
 
 
 def kind_of(question: Message) -> str:
@@ -92,9 +89,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[M
         return answer
 
     for method in sorted(set(METHODS.values())):
-        grid, run_config = grid_of(config_of(method), tmp_path_factory.mktemp(method) / "run")
-        grid.tamper = record
-        run_server(grid, run_config)
+        grid_of(config_of(method), tmp_path_factory.mktemp(method) / "run").serve(record)
     return kept
 
 
@@ -441,7 +436,7 @@ def test_a_tampered_answer_is_refused_or_sound(kind: str, recorded: dict[str, An
 @pytest.mark.parametrize("kind", [kind for kind in METHODS if kind != "describe"])
 def test_a_tampered_question_is_refused_or_sound(kind: str, recorded: dict[str, Any], tmp_path: Path) -> None:
     draw, counts = Draw(f"questions {kind}"), Counter[str]()
-    grid, _ = grid_of(config_of(METHODS[kind]), tmp_path / "run")
+    grid = grid_of(config_of(METHODS[kind]), tmp_path / "run")
     for _ in range(COUNT):
         question, _ = draw.choice(recorded[kind])
         content, wrong = tampered(question.content, draw)
@@ -482,12 +477,9 @@ def test_a_run_among_tampered_messages_ends_soundly_or_stops_in_order(
         return answer
 
     for number in range(max(1, COUNT // 100)):
-        grid, run_config = grid_of(config_of(method), tmp_path / str(number))
-        grid.tamper = tamper
         signal.alarm(10 * SECONDS)
         try:
-            run_server(grid, run_config)
-            result = load_result(tmp_path / str(number))
+            result = grid_of(config_of(method), tmp_path / str(number)).serve(tamper)
             assert result.state.models.is_finite()
             assert all(math.isfinite(float(weight)) for weight in result.state.log_weight if weight > -math.inf)
             counts["runs"] += 1
