@@ -184,3 +184,12 @@ class Exchange:
             questions.late.append(ask)
         who = self.name(ask.client) if ask.client >= 0 else f"node {ask.node}"
         log.warning("round %s, %s, %s: %s", questions.round, questions.kind, who, one_line(reason))
+
+
+def ordered(answers: Iterator[tuple[int, T]], keys: Iterable[int]) -> Iterator[tuple[T] | None]:
+    """The answers in the order of their keys, each as soon as it is there; None for those that do not come."""
+    ready: dict[int, T] = {}
+    for key in keys:
+        while key not in ready and (answer := next(answers, None)) is not None:
+            ready[answer[0]] = answer[1]
+        yield (ready.pop(key),) if key in ready else None

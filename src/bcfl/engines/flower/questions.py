@@ -1,23 +1,22 @@
 """The server's side of one round: scores and posteriors asked of the clients behind Flower's grid."""
 
 import logging
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from flwr.app import Array, RecordDict
+from flwr.app import RecordDict
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client.client import among, draw_model, is_usable, wanted_models
 from bcfl.engines.flower.answers import Trained, read_choice, read_posteriors, read_scores
-from bcfl.engines.flower.exchange import Ask
+from bcfl.engines.flower.exchange import Ask, ordered
 from bcfl.engines.flower.roster import Roster
-from bcfl.engines.flower.wire import FIT, SCORE, settings_of, to_array
+from bcfl.engines.flower.wire import FIT, SCORE, BeliefArrays, settings_of, to_array
 from bcfl.federation import Choice, Jobs, Work, num_held_out
 from bcfl.model.flat import ModelFactory
 
-T = TypeVar("T")
 log = logging.getLogger("bcfl")
 
 
@@ -135,7 +134,7 @@ class FlowerClients:
                 jobs_of.setdefault(client, []).append(job)
         per_message = self._per_message(8 * self.layout.length)
         shares = [some[i : i + per_message] for some in jobs_of.values() for i in range(0, len(some), per_message)]
-        sent = _BeliefArrays(models, self.num_parameters)
+        sent = BeliefArrays(models, self.num_parameters)
         asks = [self._fit_ask(share, jobs, sent) for share in shares]
 
         def read(position: int, content: RecordDict) -> list[Gaussian | None]:
@@ -152,7 +151,7 @@ class FlowerClients:
 
         self.work.exchanges += 1
         # Nobody waits for what was not asked: all the others' answers would be held meanwhile.
-        in_order = _in_order(posteriors(), sorted(asked))
+        ready = ordered(posteriors(), sorted(asked))
         for job, client in enumerate(clients):
             if job not in asked:
                 self.work.late += not self.in_time[client]
@@ -160,13 +159,13 @@ class FlowerClients:
                 continue
             start = 0 if jobs.start is None else self.layout.length
             self.work.parameters_down += self.layout.numbers_sent(jobs.curvature) + start
-            answer = next(in_order)
+            answer = next(ready)
             if answer is not None:
                 self._count_trained(jobs.curvature, jobs.num_steps)
             yield None if answer is None else answer[0]
         self.exchange.require(len(answered), len(jobs_of), FIT, self.round)
 
-    def _fit_ask(self, share: list[int], jobs: Jobs, sent: "_BeliefArrays") -> Ask:
+    def _fit_ask(self, share: list[int], jobs: Jobs, sent: BeliefArrays) -> Ask:
         """One message to one client with that share of the jobs."""
         client, beliefs = int(jobs.client[share[0]]), [int(jobs.belief[job]) for job in share]
         strengths = [1.0 if jobs.strength is None else float(jobs.strength[job]) for job in share]
@@ -184,7 +183,7 @@ class FlowerClients:
             return
         present = self._present_clients()
         clients = [client for client in present if self.in_time[client]]
-        sent, beliefs = _BeliefArrays(models, self.num_parameters), list(range(len(models)))
+        sent, beliefs = BeliefArrays(models, self.num_parameters), list(range(len(models)))
         power = torch.full((len(models),), strength)  # single precision, as every engine has it
         settings = {"kind": "best", "max-examples": _or_all(max_examples), "racing": racing}
         arrays = {name: array for belief in beliefs for name, array in sent.of(belief).items()}
@@ -207,7 +206,7 @@ class FlowerClients:
         self.work.late += len(present) - len(clients)
         num_answers = 0
         # In the order of the clients, so that sums repeat.
-        answers = _in_order(self.exchange.ask(FIT, self.round, asks, self.work, read), range(len(clients)))
+        answers = ordered(self.exchange.ask(FIT, self.round, asks, self.work, read), range(len(clients)))
         for client, answer in zip(clients, answers, strict=True):
             self.work.parameters_down += len(models) * self.layout.numbers_sent(curvature)
             if answer is not None:
@@ -267,32 +266,7 @@ class FlowerClients:
         self.work.parameters_up += self.layout.numbers_sent(curvature)
 
 
-class _BeliefArrays:
-    """The beliefs as they travel, each made once however many messages share it."""
-
-    def __init__(self, models: Gaussian, num_parameters: int):
-        self._models, self._num_parameters = models, num_parameters
-        self._made: dict[int, tuple[float, dict[str, Array]]] = {}
-
-    def level(self, belief: int) -> float:
-        """The precision of all parameters where it is one number; −1 where it is not and travels as an array."""
-        return self._get(belief)[0]
-
-    def of(self, belief: int) -> dict[str, Array]:
-        return self._get(belief)[1]
-
-    def _get(self, belief: int) -> tuple[float, dict[str, Array]]:
-        if belief not in self._made:
-            precision = self._models.precision[belief, : self._num_parameters]
-            low, high = precision.aminmax()
-            arrays = {f"mean.{belief}": to_array(self._models.mean[belief])}
-            if low != high:
-                arrays[f"precision.{belief}"] = to_array(precision)
-            self._made[belief] = (float(low) if low == high else -1.0, arrays)
-        return self._made[belief]
-
-
-def _fit_settings(beliefs: list[int], strengths: list[float], sent: _BeliefArrays, jobs: Jobs) -> dict[str, Any]:
+def _fit_settings(beliefs: list[int], strengths: list[float], sent: BeliefArrays, jobs: Jobs) -> dict[str, Any]:
     return {
         "beliefs": beliefs,
         "parents": [b if jobs.parent_of is None else int(jobs.parent_of[b]) for b in beliefs],
@@ -302,15 +276,6 @@ def _fit_settings(beliefs: list[int], strengths: list[float], sent: _BeliefArray
         "num-steps": jobs.num_steps or -1,
         "held-out": jobs.held_out,
     }
-
-
-def _in_order(answers: Iterator[tuple[int, T]], keys: Iterable[int]) -> Iterator[tuple[T] | None]:
-    """The answers in the order of their keys, each as soon as it is there; None for those that do not come."""
-    ready: dict[int, T] = {}
-    for key in keys:
-        while key not in ready and (answer := next(answers, None)) is not None:
-            ready[answer[0]] = answer[1]
-        yield (ready.pop(key),) if key in ready else None
 
 
 def _or_all(max_examples: int | None) -> int:

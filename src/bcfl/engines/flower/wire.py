@@ -10,6 +10,8 @@ import torch
 from flwr.app import Array, RecordDict
 from torch import Tensor
 
+from bcfl.belief.gaussian import Gaussian
+
 DESCRIBE, SCORE, FIT, EVALUATE = "query.describe", "query.score", "train.fit", "evaluate"
 MOST_LETTERS = 40  # of a client's name
 FLOAT, DOUBLE, INT = np.dtype("<f4"), np.dtype("<f8"), np.dtype("<i8")
@@ -45,6 +47,31 @@ def finite(values: Tensor, name: str) -> Tensor:
     if not torch.isfinite(values).all():
         raise ValueError(f"{name} holds values that are not finite")
     return values
+
+
+class BeliefArrays:
+    """The beliefs as they travel, each made once however many messages share it."""
+
+    def __init__(self, models: Gaussian, num_parameters: int):
+        self._models, self._num_parameters = models, num_parameters
+        self._made: dict[int, tuple[float, dict[str, Array]]] = {}
+
+    def level(self, belief: int) -> float:
+        """The precision of all parameters where it is one number; −1 where it is not and travels as an array."""
+        return self._get(belief)[0]
+
+    def of(self, belief: int) -> dict[str, Array]:
+        return self._get(belief)[1]
+
+    def _get(self, belief: int) -> tuple[float, dict[str, Array]]:
+        if belief not in self._made:
+            precision = self._models.precision[belief, : self._num_parameters]
+            low, high = precision.aminmax()
+            arrays = {f"mean.{belief}": to_array(self._models.mean[belief])}
+            if low != high:
+                arrays[f"precision.{belief}"] = to_array(precision)
+            self._made[belief] = (float(low) if low == high else -1.0, arrays)
+        return self._made[belief]
 
 
 def only(content: Mapping[str, Any], allowed: Collection[str]) -> None:
