@@ -9,14 +9,13 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from bcfl.cli import main
 from bcfl.data.sources import SOURCES
-from bcfl.runs.reference import all_settings
+from bcfl.runs.reference import all_settings, described_in, with_tables
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -110,11 +109,9 @@ def test_the_page_on_data_names_what_every_set_can_be_read_from() -> None:
             assert f"`{first}`" in told
 
 
-def test_the_page_of_settings_has_all_of_them_with_their_defaults() -> None:
-    rows = re.findall(r"^\| `([\w.]+)`(?: \*)? \| `([^`]+)` \| (.+) \|$", (ROOT / "docs/settings.md").read_text(), re.M)
-    told = {name: default for name, default, _ in rows}
-    assert len(told) == len(rows)  # each once
-    known = {name: setting.default for name, setting in all_settings().items()}
-    federation = fields(pytest.importorskip("bcfl.engines.flower.server").Terms)
-    terms = {f"deploy.{field.name}": str(field.default) for field in federation if field.name != "num_clients"}
-    assert told == known | terms
+def test_the_page_of_settings_is_as_the_fields_say() -> None:
+    flower = pytest.importorskip("bcfl.engines.flower")
+    every = all_settings() | {f"deploy.{key}": one for key, one in described_in(flower.Terms).items()}
+    page = (ROOT / "docs/settings.md").read_text()
+    assert with_tables(page, every) == page, "run python -m bcfl.runs.reference docs/settings.md"
+    assert all(f"| `{key}` |" in page and one.meaning for key, one in every.items())

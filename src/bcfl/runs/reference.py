@@ -1,13 +1,24 @@
-"""Every setting there is, in words: what it means, what it is where it is not given, and what it may be."""
+"""Every setting there is, in words: what it means, what it is where it is not given, and what it may be.
 
+`python -m bcfl.runs.reference docs/settings.md` writes the page's tables anew.
+"""
+
+import dataclasses
 import json
+import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bcfl.methods import METHODS, all_options, owners_of
 from bcfl.runs.fields import Setting, settings_in
 from bcfl.runs.sections import SECTIONS
 from bcfl.runs.settings import DEFAULT_METHOD
+
+TABLE = re.compile(r"(<!-- (\w+): written by bcfl.runs.reference -->\n)(?:\n(?:\|.*\n)+)?")
+HEAD = "\n| setting | default | what it is | what it may be |\n|---|---|---|---|\n"
 
 
 @dataclass(frozen=True)
@@ -26,15 +37,43 @@ class Described:
 
 def all_settings() -> dict[str, Described]:
     """All of them by `section.key`, in the order of their sections."""
-    found: dict[str, Described] = {}
-    for section, kind in SECTIONS.items():
-        known = _of_methods() if kind is None else {key: _described(one) for key, one in settings_in(kind).items()}
-        found |= {f"{section}.{key}": described for key, described in known.items()}
-    return found
+    return {
+        f"{section}.{key}": described
+        for section, kind in SECTIONS.items()
+        for key, described in (_of_methods() if kind is None else described_in(kind)).items()
+    }
+
+
+def described_in(kind: type) -> dict[str, Described]:
+    """The settings that are a dataclass's fields, in words."""
+    return {key: _described(one) for key, one in settings_in(kind).items()}
+
+
+def with_tables(page: str, settings: Mapping[str, Described]) -> str:
+    """The page with a table of the settings of each section below the line that asks for it."""
+
+    def table(match: re.Match[str]) -> str:
+        rows = [
+            f"| `{key}` | {_cell(one.default)} | {one.meaning}{_owners(one)} | {one.allowed} |\n"
+            for key, one in settings.items()
+            if key.startswith(f"{match[2]}.")
+        ]
+        return "".join([match[1], HEAD, *rows])
+
+    return TABLE.sub(table, page)
+
+
+def _cell(default: str) -> str:
+    return f"`{default}`" if default else ""
+
+
+def _owners(one: Described) -> str:
+    return f" ({', '.join(one.methods)})" if one.methods else ""
 
 
 def _described(setting: Setting) -> Described:
-    return Described(setting.meaning, _plain(setting.default), setting.allowed)
+    default = "" if setting.default is dataclasses.MISSING else _plain(setting.default)
+    return Described(setting.meaning, default, setting.allowed)
 
 
 def _of_methods() -> dict[str, Described]:
@@ -49,11 +88,9 @@ def _of_methods() -> dict[str, Described]:
         for entry, setting in zip(owners, settings, strict=True):
             defaults.setdefault(_plain(setting.default), []).append(entry.name)
         told = [f"{default} ({', '.join(names)})" for default, names in defaults.items()]
-        found[option] = Described(
-            settings[0].meaning,
-            ", ".join(told if len(told) > 1 else defaults),
-            settings[0].allowed,
-            tuple(entry.name for entry in owners),
+        names = tuple(entry.name for entry in owners)
+        found[option] = dataclasses.replace(
+            _described(settings[0]), default=", ".join(told if len(told) > 1 else defaults), methods=names
         )
     return found
 
@@ -61,3 +98,12 @@ def _of_methods() -> dict[str, Described]:
 def _plain(value: Any) -> str:
     """As it is written in a settings file; "none" stands for nothing."""
     return json.dumps("none" if value is None else value)
+
+
+if __name__ == "__main__":
+    from importlib import import_module
+
+    terms = described_in(import_module("bcfl.engines.flower").Terms)  # late and apart: it needs Flower
+    every = all_settings() | {f"deploy.{key}": one for key, one in terms.items()}
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(with_tables(path.read_text(), every))

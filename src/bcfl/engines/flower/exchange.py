@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
+from pydantic import Field
 
 from bcfl.engines.flower.privacy import Releases
 from bcfl.engines.flower.wire import list_of, number_of, one_line
@@ -27,25 +28,17 @@ UNPACKING = (DecodeError, ValueError, TypeError, KeyError)  # what bytes of a se
 class Terms:
     """[deploy] the terms on which a federation works together; none of them changes a sound answer."""
 
-    num_clients: int
-    min_share: float = 0.5  # of the clients asked: with fewer answers the run stops, to be resumed
-    deadline: float = 600.0  # seconds for the answers to one question
-    wait: float = 120.0  # seconds to wait for clients before a round that has too few of them
-    message_bytes: int = 2**28  # a larger set of models is sent in several messages
-    model_bytes: int = 2**30  # a larger model is refused
-
-    def check(self) -> None:
-        rules = {
-            "num_clients": (self.num_clients >= 1, "≥ 1"),
-            "min_share": (0 < self.min_share <= 1, "in (0, 1]"),
-            "deadline": (self.deadline > 0, "> 0"),
-            "wait": (self.wait >= 0, "≥ 0"),
-            "message_bytes": (self.message_bytes >= 1, "≥ 1"),
-            "model_bytes": (self.model_bytes >= 1, "≥ 1"),
-        }
-        for name, (holds, allowed) in rules.items():
-            if not holds:
-                raise ValueError(f"deploy.{name} must be {allowed}, got {getattr(self, name)}")
+    num_clients: Annotated[int, Field(ge=1, le=1_000_000, description="as many clients are waited for and asked")]
+    min_share: Annotated[
+        float,
+        Field(gt=0, le=1, description="of the clients asked: with fewer answers the run stops, to be resumed"),
+    ] = 0.5
+    deadline: Annotated[float, Field(gt=0, le=1e9, description="seconds for the answers to one question")] = 600.0
+    wait: Annotated[
+        float, Field(ge=0, le=1e9, description="seconds to wait for clients before a round that has too few of them")
+    ] = 120.0
+    message_bytes: Annotated[int, Field(ge=1, description="a larger set of models is sent in several messages")] = 2**28
+    model_bytes: Annotated[int, Field(ge=1, description="a larger model is refused")] = 2**30
 
     def least(self, asked: int) -> int:
         """How many of `asked` clients must answer."""

@@ -32,7 +32,6 @@ class FlowerEngine:
         participation: Participation,
         terms: Terms,
     ):
-        terms.check()
         self.factory, self.training, self.seed, self.terms = factory, training, seed, terms
         self.layout = layout_of(FlatModel(build(factory, seed, "probe")), training)
         if 4 * self.layout.length > terms.model_bytes:
