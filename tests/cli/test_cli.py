@@ -355,7 +355,7 @@ def test_every_client_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None
     assert call(["run", *arguments, "--quiet"]) == 0
     shown = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
-    counts = {row[0]: int(row[1]) for row in rows if len(row) == 4 and row[1].isdecimal()}
+    counts = {row[0]: int(row[2]) for row in rows if len(row) == 4 and row[2].isdecimal()}
     assert sum(counts.values()) == 8
     assert counts["none"] == 5  # they never took part
 

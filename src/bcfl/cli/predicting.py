@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,21 +14,20 @@ from bcfl.cli.options import option, positive, usable_file
 
 if TYPE_CHECKING:
     from bcfl.predict.predictors import Newcomer
-    from bcfl.runs.result import Result
 
-SHOWN_CLIENTS = 12
 TEMPERATURE = "log-likelihoods are divided by it: none (1, the posterior; the default), per_example, or a number"
+TEMPERATURES = "per_example, none or a number > 0"
 PRIOR = "before any example: all clusters alike (the default), or by their numbers of clients"
 BELIEFS = "what stands for a belief (default: its mean)"
 PRECISION = "added to the beliefs' precision (default: 1000); auto: chosen on validation data (data.validation)"
 
 
-def _word_or_number(*words: str) -> Callable[[object], str | float]:
+def _word_or_number(allowed: str, *words: str) -> Callable[[object], str | float]:
     def read(given: object) -> str | float:
         try:
             return str(given) if given in words else float(str(given))
         except ValueError:
-            raise click.BadParameter(f"must be {', '.join(words)} or a number, got {given!r}") from None
+            raise click.BadParameter(f"must be {allowed}, got {given!r}") from None
 
     return read
 
@@ -39,7 +38,7 @@ class Scored:
 
     data: Annotated[Path, option("FILE.npz", "the newcomer's examples: x and y", options.PATH)]
     examples: Annotated[int | None, option("N", "use the first N (default: all)", positive)] = None
-    temperature: Annotated[Any, option("T", TEMPERATURE, _word_or_number("none", "per_example"))] = "none"
+    temperature: Annotated[Any, option("T", TEMPERATURE, _word_or_number(TEMPERATURES, "none", "per_example"))] = "none"
     prior: Annotated[Any, option(None, PRIOR, click.Choice(["uniform", "size"]))] = "uniform"
 
 
@@ -63,7 +62,7 @@ def associate(
       bcfl associate runs/a --data mine.npz
       bcfl associate runs/a --data mine.npz --examples 32 --save mine.safetensors --json
     """
-    from bcfl.console import console_for
+    from bcfl.cli.summary import print_newcomer
     from bcfl.runs.loop import load_result
 
     result = load_result(run)
@@ -72,40 +71,13 @@ def associate(
     if as_json:
         print(json.dumps(_as_plain(newcomer)))
     else:
-        _print_newcomer(newcomer, result, scored.data.name)
+        print_newcomer(newcomer, result, scored.data.name)
     if save:  # last, so that a full disk takes nothing that was found
         save.parent.mkdir(parents=True, exist_ok=True)
         newcomer.save(save)
         if not as_json:
-            console_for().print(f"the model of cluster {newcomer.cluster} is in {save}", soft_wrap=True)
+            print(f"the model of cluster {newcomer.cluster} is in {save}")
     return 0
-
-
-def _print_newcomer(newcomer: "Newcomer", result: "Result", name: str) -> None:
-    from rich.table import Table
-
-    from bcfl.console import console_for
-
-    members = [int((result.assignment == cluster).sum()) for cluster in range(len(newcomer.probability))]
-    console = console_for()
-    table = Table(title=f"where {name} belongs, by {newcomer.num_examples} examples", title_justify="left")
-    for title in ("cluster", "probability", "clients of the run"):
-        table.add_column(title, justify="right")
-    for cluster, probability in enumerate(newcomer.probability.tolist()):
-        likely = " ◄" if cluster == newcomer.cluster else ""
-        table.add_row(f"{cluster}", f"{probability:.3f}{likely}", f"{members[cluster]}")
-    console.print(table)
-    most = math.log(len(members)) if len(members) > 1 else 0.0
-    console.print(f"entropy {newcomer.entropy:.3f} nats (0 is certain, {most:.3f} is no idea)")
-    usual = result.history[-1].get("nll")
-    beside = "" if usual is None else f" (the run's own clients: {usual:.3f}; far above, it may belong nowhere)"
-    console.print(f"NLL per example {newcomer.nll:.3f}{beside}", soft_wrap=True)
-    alike = sorted(
-        ((p, c) for c, p in enumerate(newcomer.resembles.tolist()) if p >= 0.05), key=lambda pc: (-pc[0], pc[1])
-    )
-    names = ", ".join(f"{client} ({p:.2f})" for p, client in alike[:SHOWN_CLIENTS])
-    more = f", … {len(alike) - SHOWN_CLIENTS} more" if len(alike) > SHOWN_CLIENTS else ""
-    console.print(f"shares a cluster with clients (probability): {names or 'none'}{more}", soft_wrap=True)
 
 
 def _as_plain(newcomer: "Newcomer") -> dict[str, Any]:
@@ -145,7 +117,7 @@ class Beliefs:
 
     beliefs: Annotated[Any, option(None, BELIEFS, click.Choice(["mean", "samples", "sigma", "last_layer"]))] = "mean"
     samples: Annotated[int, option("N", "draws per belief (default: 16)", positive)] = 16
-    prior_precision: Annotated[Any, option("X", PRECISION, _word_or_number("auto"))] = 1000.0
+    prior_precision: Annotated[Any, option("X", PRECISION, _word_or_number("auto or a number ≥ 0", "auto"))] = 1000.0
 
 
 def evaluate(
@@ -166,6 +138,7 @@ def evaluate(
       bcfl evaluate runs/a
       bcfl evaluate runs/a --beliefs last_layer --prior-precision 100 --out predictive.json
     """
+    from bcfl.cli.summary import print_evaluation
     from bcfl.files import write_atomically
     from bcfl.predict.predictors import Spread
     from bcfl.runs import evaluation
@@ -182,31 +155,8 @@ def evaluate(
     if as_json:
         print(json.dumps(found))
     else:
-        _print_evaluation(found, automatic)
+        print_evaluation(found, automatic)
     if out:  # last, so that a full disk takes nothing that was found
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, to_json(found))
     return 0
-
-
-def _print_evaluation(found: Mapping[str, Any], automatic: bool) -> None:
-    from rich.table import Table
-
-    from bcfl.console import console_for
-
-    table = Table(title=f"{found['method']}, seed {found['seed']}: predictions as probabilities", title_justify="left")
-    titles = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
-    shares = (0.5, 0.8, 0.9)
-    for title in ("", *titles.values(), *(f"accuracy on the surest {share:.0%}" for share in shares)):
-        table.add_column(title, justify="right" if title else "left")
-    names = {"point": "best model", "mixture": f"mixture ({found['beliefs']})"}
-    names |= {"own_statistics": "best, own statistics"} if "own_statistics" in found else {}
-    for key, name in names.items():
-        part = found[key]
-        curve = dict(zip(part["coverage"], part["accuracy_at_coverage"], strict=True))
-        table.add_row(name, *(f"{part[k]:.4f}" for k in titles), *(f"{curve[share]:.4f}" for share in shares))
-    console = console_for()
-    console.print(table)
-    if found["beliefs"] != "mean":
-        chosen = " (chosen on validation data)" if automatic else ""
-        console.print(f"prior precision {found['prior_precision']}{chosen}")

@@ -1,6 +1,7 @@
 """What a run or a comparison has come to, as tables for people."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,35 +9,29 @@ from rich.table import Table
 
 from bcfl.cli.app import complain
 from bcfl.console import console_for
+from bcfl.predict.predictors import Newcomer
 from bcfl.report.reading import group_runs, read_runs
 from bcfl.report.tables import said_beside, written_rows
 from bcfl.runs.result import Result
 
-QUALITIES = {
-    "accuracy": "accuracy",
-    "macro_f1": "macro F1",
-    "nll": "NLL",
-    "ece": "calibration error",
-    "ari": "agreement",
-}
-SHOWN_MEMBERS = 24
-MANY_CLUSTERS = 50  # from so many on they say nothing one by one
+QUALITIES = {"accuracy": "accuracy", "macro_f1": "macro F1", "nll": "NLL", "ece": "calibration error"}
+MANY = 50  # clusters: from so many on they say nothing one by one
 
 
 def print_result(result: Result) -> None:
     """How good, who is where with what probability, what it cost."""
     console, summary = console_for(), result.summary()
     title = f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds"
-    shown = {name: summary[key] for key, name in QUALITIES.items() if summary[key] is not None}
-    figures = _table(title, [], list(shown))
-    figures.add_row(*(f"{value:.3f}" for value in shown.values()))
-    console.print(figures if shown else f"{title}: not tested, as no client has test data")
-    if "agreement" in shown:
-        told = "agreement: adjusted Rand index of the assignment with the true groups, 1 is perfect\n"
-        console.print(told, style="dim")
-    if (num_clusters := result.probability.shape[1]) < MANY_CLUSTERS:
+    known = {name: summary[key] for key, name in (QUALITIES | {"ari": "agreement"}).items() if summary[key] is not None}
+    figures = _table(title, [], list(known), [[f"{value:.3f}" for value in known.values()]])
+    console.print(figures if known else f"{title}: not tested, as no client has test data")
+    if "agreement" in known:
+        console.print(
+            "agreement: adjusted Rand index of the assignment with the true groups, 1 is perfect\n", style="dim"
+        )
+    if result.state.num_clusters < MANY:
         console.print(_members(result))
-        if result.num_hypotheses == 1 < num_clusters:
+        if result.num_hypotheses == 1 < result.state.num_clusters:
             console.print("sure: one hypothesis was kept, so this is 1 whatever the data say\n", style="dim")
     for line in _cost(summary["work"]):
         console.print(line)
@@ -47,36 +42,62 @@ def print_result(result: Result) -> None:
 def print_comparison(paths: Sequence[Path]) -> None:
     """Mean ± standard deviation over seeds, one row a method and combination of what else was varied."""
     groups = group_runs(read_runs(paths, complain))
-    names, measures, rows = written_rows(groups)
-    table = _table("mean ± sd over seeds", names, measures)
-    for row in rows:
-        table.add_row(*row)
     console = console_for()
-    console.print(table)
+    console.print(_table("mean ± sd over seeds", *written_rows(groups)))
     for remark in said_beside(groups):
         console.print(remark, style="dim")
 
 
+def print_newcomer(newcomer: Newcomer, result: Result, name: str) -> None:
+    """Where a newcomer belongs, how sure that is, and whom it resembles."""
+    console, probability = console_for(), newcomer.probability.tolist()
+    rows = [
+        [f"{k}", f"{p:.3f}{' ◄' if k == newcomer.cluster else ''}", f"{int((result.assignment == k).sum())}"]
+        for k, p in enumerate(probability)
+    ]
+    title = f"where {name} belongs, by {newcomer.num_examples} examples"
+    console.print(_table(title, [], ["cluster", "probability", "clients of the run"], rows))
+    console.print(f"entropy {newcomer.entropy:.3f} nats (0 is certain, {math.log(len(probability)):.3f} is no idea)")
+    usual = result.history[-1].get("nll")
+    beside = "" if usual is None else f" (the run's own clients: {usual:.3f}; far above, it may belong nowhere)"
+    console.print(f"NLL per example {newcomer.nll:.3f}{beside}", soft_wrap=True)
+    likely = sorted(((-p, client) for client, p in enumerate(newcomer.resembles.tolist()) if p >= 0.05))
+    others = _some([f"{client} ({-p:.2f})" for p, client in likely], 12) or "none"
+    console.print(f"shares a cluster with clients (probability): {others}", soft_wrap=True)
+
+
+def print_evaluation(found: Mapping[str, Any], automatic: bool) -> None:
+    """How good predictions are, of the best model and of the mixture over hypotheses."""
+    titles, shares = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}, (0.5, 0.8, 0.9)
+    names = {
+        "point": "best model",
+        "mixture": f"mixture ({found['beliefs']})",
+        "own_statistics": "best, own statistics",
+    }
+    rows = []
+    for key in (key for key in names if key in found):
+        part = found[key]
+        curve = dict(zip(part["coverage"], part["accuracy_at_coverage"], strict=True))
+        rows.append([names[key], *(f"{part[k]:.4f}" for k in titles), *(f"{curve[share]:.4f}" for share in shares)])
+    numbers = [*titles.values(), *(f"accuracy on the surest {share:.0%}" for share in shares)]
+    console = console_for()
+    console.print(_table(f"{found['method']}, seed {found['seed']}: predictions as probabilities", [""], numbers, rows))
+    if found["beliefs"] != "mean":
+        chosen = " (chosen on validation data)" if automatic else ""
+        console.print(f"prior precision {found['prior_precision']}{chosen}")
+
+
 def _members(result: Result) -> Table:
     """Which clients are in each cluster, and how sure that is."""
-    table = Table(title="who is where", title_justify="left")
-    for title in ("cluster", "clients", "sure", "members (probability if below 0.995)"):
-        table.add_column(title, justify="right" if title in ("clients", "sure") else "left")
-    for cluster in range(result.probability.shape[1]):
+    rows, probability = [], result.probability
+    for cluster in range(result.state.num_clusters):
         members = (result.assignment == cluster).nonzero()[:, 0].tolist()
-        if not members:
-            table.add_row(str(cluster), "0", "", "")
-            continue
-        sure = result.probability[members, cluster]
+        sure = probability[members, cluster]
         named = [f"{c}" if p >= 0.995 else f"{c} ({p:.2f})" for c, p in zip(members, sure.tolist(), strict=True)]
-        more = f", … {len(members) - SHOWN_MEMBERS} more" if len(members) > SHOWN_MEMBERS else ""
-        table.add_row(
-            str(cluster), str(len(members)), f"{float(sure.mean()):.2f}", ", ".join(named[:SHOWN_MEMBERS]) + more
-        )
-    unseen = int((result.assignment < 0).sum())
-    if unseen:
-        table.add_row("none", str(unseen), "", "never took part")
-    return table
+        rows.append([f"{cluster}", _some(named, 24), f"{len(members)}", f"{float(sure.mean()):.2f}" if members else ""])
+    if unseen := int((result.assignment < 0).sum()):
+        rows.append(["none", "never took part", f"{unseen}", ""])
+    return _table("who is where", ["cluster", "members (probability if below 0.995)"], ["clients", "sure"], rows)
 
 
 def _cost(work: Mapping[str, Any]) -> list[str]:
@@ -94,10 +115,15 @@ def _cost(work: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
+def _some(texts: Sequence[str], most: int) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(texts[:most]) + (f", … {len(texts) - most} more" if len(texts) > most else "")
+
+
+def _table(title: str, names: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name)
-    for number in numbers:
-        table.add_column(number, justify="right")
+    for index, column in enumerate([*names, *numbers]):
+        table.add_column(column, justify="left" if index < len(names) else "right")
+    for row in rows:
+        table.add_row(*row)
     return table
