@@ -12,6 +12,7 @@ from made_up_runs import write_run
 from bcfl.runs.loop import start
 from bcfl.runs.settings import load_config
 
+pytest_plugins = ["browser_fixtures"]
 torch.set_num_threads(1)
 
 # A busy machine is not a failure, and a test that fails must fail again.

@@ -9,12 +9,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from browser_fixtures import LOW_CONTRAST, Opened
 
 from bcfl.cli import main
-from bcfl.data.sources import SOURCES
 from bcfl.runs.reference import all_settings, described_in, with_tables
 
 ROOT = Path(__file__).parent.parent
@@ -76,37 +77,55 @@ def test_commands_run_as_written(
         assert main([*arguments, *shorter]) == 0, f"{command}: {capsys.readouterr().err}"
 
 
-def test_every_link_between_pages_leads_somewhere() -> None:
-    for page in PAGES:
+def test_every_link_of_a_page_outside_the_site_leads_somewhere() -> None:
+    for page in ROOT.glob("*.md"):  # within the site, building it tells
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{name(page)} links to {target}"
 
 
-@pytest.mark.slow
-def test_the_documentation_site_builds(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation site, which is built without a warning."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    path = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(path)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
-    maths = (tmp_path / "site" / "maths" / "index.html").read_text()
+    return path
+
+
+@pytest.mark.slow
+def test_the_site_draws_its_formulas_without_a_script(site: Path) -> None:
+    maths = (site / "maths.html").read_text()
     assert "<math" in maths
     assert "arithmatex" not in maths
 
 
-def test_the_page_on_data_names_what_every_set_can_be_read_from() -> None:
-    text = (ROOT / "docs/experiments.md").read_text()
-    (hubs,) = (line for line in text.splitlines() if line.startswith("3. The Hugging Face hub"))
-    assert re.findall(r"`(\w+)`", hubs) == [name for name, source in SOURCES.items() if source.hub]
-    for name, source in SOURCES.items():
-        (row,) = (line for line in text.splitlines() if line.startswith(f"| `{name}`"))
-        told = row.replace("the four files as for `fashion_mnist`", "`train-images-idx3-ubyte`")
-        told = told.replace(
-            "`train_32x32.mat`, `test_32x32.mat` (also with", "`train_32x32.mat` `svhn_train_32x32.mat`"
-        )
-        for first in [f"{name}.npz", *(raw.files[0] for raw in source.formats)]:
-            assert f"`{first}`" in told
+@pytest.mark.slow
+def test_the_site_is_searched_and_gone_through_from_the_file_system(site: Path, visit: Callable[..., Opened]) -> None:
+    page = visit(site / "index.html").page
+    page.wait_for_timeout(500)  # the search is there a moment after the page
+    page.locator(".md-search__input").click()
+    page.locator(".md-search__input").press_sequentially("calibration", delay=50)
+    page.locator("a.md-search-result__link").first.click(timeout=30_000)
+    page.wait_for_url(lambda url: "index.html" not in url)
+    assert "calibration" in page.locator("article").inner_text().lower()
+
+
+CUT = """() => [...document.querySelectorAll('pre > code')].filter((e) => e.scrollWidth > e.clientWidth + 1)
+    .map((e) => e.textContent.slice(0, 80))"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_of_the_site_can_be_read(site: Path, visit: Callable[..., Opened], scheme: str) -> None:
+    page = visit(site / "index.html", scheme=scheme).page
+    for path in sorted(set(site.rglob("*.html")) - {site / "404.html"}):  # which only a server shows
+        page.goto(path.as_uri())
+        assert page.evaluate(CUT) == [], path
+        assert page.evaluate(LOW_CONTRAST) == [], path
 
 
 def test_the_page_of_settings_is_as_the_fields_say() -> None:

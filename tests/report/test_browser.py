@@ -1,71 +1,30 @@
 """The page in a real browser: the system's Chromium, headless, driven by Playwright."""
 
-import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browser_fixtures import DESKTOP, LOW_CONTRAST, PHONE, Opened
 from made_up_runs import write_run
 
 from bcfl.report.layout import FAINTEST, accumulated_co_association
 from bcfl.report.page import report
 from bcfl.report.reading import read_run, read_runs
 
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-if CHROMIUM is None and os.environ.get("BCFL_BROWSER") == "required":  # as in CI
-    raise RuntimeError("no Chromium is installed, and BCFL_BROWSER=required asks for one: apt-get install chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync")  # fmt: skip
-DESKTOP = {"viewport": {"width": 1280, "height": 900}}
-PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
-
-
-@dataclass
-class Opened:
-    """A page in the browser, and what it did that it should not."""
-
-    page: Any
-    requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
-
 
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
-    """Open a file and wait until all is drawn; at the end nothing may have been asked for or complained of."""
-    visits: list[Opened] = []
+def visit(visit: Callable[..., Opened]) -> Callable[..., Opened]:
+    """Open a report and wait until all of it is drawn."""
 
-    def open_page(path: Path, device: dict[str, Any] = DESKTOP, scheme: str = "light") -> Opened:
-        context = browser.new_context(color_scheme=scheme, **device)
-        opened = Opened(context.new_page())
-        visits.append(opened)
-        opened.page.on("request", lambda request: opened.requests.append(request.url))
-        opened.page.on("console", lambda message: opened.complaints.append(message.text))
-        opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
-        opened.page.goto(path.as_uri())
+    def open_report(*arguments: Any, **options: Any) -> Opened:
+        opened = visit(*arguments, **options)
         wait_until_drawn(opened.page)
         return opened
 
-    yield open_page
-    for opened in visits:
-        assert [url for url in opened.requests if not url.startswith("file:")] == []
-        assert opened.complaints == []
-        opened.page.context.close()
+    return open_report
 
 
 def wait_until_drawn(page: Any) -> None:
@@ -149,7 +108,7 @@ def test_slider_moves_the_heat_map_and_its_table(visit: Callable[..., Opened], f
     np.testing.assert_allclose(shown(), run.marginals[0][run.order], atol=5.1e-4)
     assert heat.screenshot() != picture
     page.locator(".slider button").click()
-    sync_api.expect(page.locator(".slider output")).to_have_text("round 8", timeout=30_000)
+    page.get_by_text("round 8", exact=True).wait_for(timeout=30_000)
     np.testing.assert_allclose(shown(), run.marginals[-1][run.order], atol=5.1e-4)
 
 
@@ -202,15 +161,12 @@ def test_the_legend_takes_curves_away_and_back(visit: Callable[..., Opened], fol
     assert lines.count() == 2
 
 
-CONTRAST = (Path(__file__).parents[1] / "contrast.js").read_text()
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_words_stand_out_from_what_is_behind_them(visit: Callable[..., Opened], folder: Path, scheme: str) -> None:
     page = visit(folder / "one.html", scheme=scheme).page
     for summary in page.locator("summary").all():
         summary.click()
-    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(LOW_CONTRAST) == []
 
 
 def test_line_widths_are_the_co_association(visit: Callable[..., Opened], folder: Path) -> None:
