@@ -47,17 +47,6 @@ def test_digits_are_cut_in_the_same_proportion_in_every_class():
     assert ((test / (train + test)) - 0.25).abs().max() < 0.003
 
 
-@pytest.mark.parametrize("rotations", [(), (45,), (0, 360)])
-def test_other_rotations_are_refused(rotations):
-    with pytest.raises(ValueError, match="rotations = "):
-        load("digits", rotations=rotations)
-
-
-def test_the_bundled_digits_have_no_path(tmp_path):
-    with pytest.raises(ValueError, match=r"'digits' is bundled: data\.path \(in Python path=\) must not be given"):
-        load("digits", tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "mean", "deviation"),
     [
@@ -111,15 +100,25 @@ def test_optdigits_are_the_test_images_of_digits():
     torch.testing.assert_close(ink / 2 + 0.5, expected, atol=0.03, rtol=0)
 
 
-@pytest.mark.parametrize("domains", [[], ["mnist", "mnist"], ["mnist", "emnist"]])
-def test_other_domains_are_refused(domains):
-    with pytest.raises(ValueError, match=r"must be one or more of mnist, mnistm, .*, optdigits, each once"):
-        load("digits_five", domains=domains)
-
-
-def test_one_file_cannot_hold_several_domains(folder):
-    with pytest.raises(ValueError, match="give their directory"):
-        load("digits_five", folder / "mnist.npz", domains=["mnist", "usps"])
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        *(("digits", {"rotations": wrong}, "rotations = ") for wrong in ((), (45,), (0, 360))),
+        ("digits", {"path": "here"}, r"'digits' is bundled: data\.path \(in Python path=\) must not be given"),
+        *(
+            ("digits_five", {"domains": wrong}, "must be one or more of mnist, mnistm, .*, optdigits, each once")
+            for wrong in ([], ["mnist", "mnist"], ["mnist", "emnist"])
+        ),
+        ("digits_five", {"path": __file__, "domains": ["mnist", "usps"]}, "give their directory"),
+        ("fashon_mnist", {}, "unknown data set 'fashon_mnist'; .*did you mean 'fashion_mnist'"),
+        ("zzz", {}, "there are digits, .*digits_five$"),
+        ("digits", {"rotation": 90}, "'digits' has no option 'rotation'; its options: rotations"),
+        ("cifar10", {"seed": 1}, "'cifar10' has no option 'seed'; its options: none"),
+    ],
+)
+def test_what_is_no_data_set_or_option_is_answered_with_what_is(name, options, says):
+    with pytest.raises(ValueError, match=says):
+        load(name, **options)
 
 
 def test_an_absent_domain_can_be_left_out_and_the_error_says_so(folder, small_images):
@@ -165,26 +164,6 @@ def test_the_cut_of_the_reviews_follows_its_seed(reviews):
     first, again, other = (load("amazon_review", reviews, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(first.x_test, again.x_test)
     assert not torch.equal(first.x_test, other.x_test)
-
-
-def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"unknown data set 'fashon_mnist'; .*did you mean 'fashion_mnist'"):
-        load("fashon_mnist")
-    with pytest.raises(ValueError, match=r"there are digits, .*digits_five$"):
-        load("zzz")
-
-
-def test_an_unknown_option_is_answered_with_the_allowed_ones():
-    with pytest.raises(ValueError, match="'digits' has no option 'rotation'; its options: rotations"):
-        load("digits", rotation=90)
-    with pytest.raises(ValueError, match="'cifar10' has no option 'seed'; its options: none"):
-        load("cifar10", seed=1)
-
-
-def test_every_data_set_is_described_in_one_line():
-    for entry in DATASETS.values():
-        assert 20 < len(entry.description) < 100
-        assert "\n" not in entry.description
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from bcfl.data.datasets import Dataset
 from bcfl.data.manifest import manifest, save_partition
-from bcfl.data.partition import partition, with_validation
+from bcfl.data.partition import partition
+from bcfl.data.validation import with_validation
 from bcfl.runs.problem import load_data
 from bcfl.runs.settings import load_config
 
@@ -61,7 +62,7 @@ def test_whatever_is_drawn_is_disjoint_counted_and_large_enough(pool, groups, cl
 
 
 def test_feature_clients_hold_equal_random_parts_of_one_domain(pool):
-    data = partition(pool, "feature(4,7)", 0)
+    data = partition(pool, " feature( 4, 7 ) ", 0)
     assert data.group.tolist() == [client // 7 for client in range(28)]
     for client, (train, test) in enumerate(zip(data.train_of, data.test_of, strict=True)):
         assert set(pool.domain_train[train].tolist()) == {client // 7}
@@ -164,7 +165,7 @@ def test_ten_thousand_clients_take_seconds(pool, spec):
     labels = torch.arange(size) % 10
     many = replace(pool, x_train=torch.zeros(size, 1), y_train=labels, domain_train=torch.arange(size) % 4)
     start = time.perf_counter()
-    data = partition(many, spec, 0, min_examples=1, min_test_examples=0)
+    data = partition(many, spec, 0, least=(1, 0))
     assert time.perf_counter() - start < 30  # about 0.1 s; only a loop over clients × examples would fail
     assert data.num_clients == 10000
     assert_disjoint_and_counted(data)
@@ -184,10 +185,6 @@ def test_an_unknown_specification_is_answered_with_the_allowed_ones(pool, spec):
         partition(pool, spec, 0)
 
 
-def test_spaces_in_a_specification_do_not_matter(pool):
-    assert partition(pool, " feature( 4, 5 ) ", 0).num_clients == 20
-
-
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
@@ -200,7 +197,7 @@ def test_spaces_in_a_specification_do_not_matter(pool):
         ("label(4,5,0.1)", {"share_floor": 1.0}, "share_floor = 1.0: must be"),
         ("label(4,5,0.1)", {"share_floor": -0.1}, "share_floor = -0.1: must be"),
         ("feature(4,5)", {"share_floor": 0.01}, "only label"),
-        ("feature(4,5)", {"min_examples": 0}, "must be at least 1 and 0"),
+        ("feature(4,5)", {"least": (0, 1)}, "must be at least 1 and 0"),
         (
             "feature(4,5)",
             {"path": "split.npz"},
@@ -208,8 +205,8 @@ def test_spaces_in_a_specification_do_not_matter(pool):
         ),
         ("label(4,5,1)", {"clients_per_group": 5}, "belong to partition 'file'"),
         ("file", {}, r"needs data.partition_file=FILE \(in Python path=\)"),
-        ("file", {"min_examples": 5}, "taken as it is, so it goes without data.min_examples and"),
-        ("file", {"min_test_examples": 0}, "taken as it is"),
+        ("file", {"least": (5, 1)}, "taken as it is, so it goes without data.min_examples and"),
+        ("file", {"least": (10, 0)}, "taken as it is"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_in_one_clear_line(pool, spec, options, message):
@@ -286,18 +283,12 @@ def test_a_wrong_split_file_is_refused(pool, tmp_path, changes, message):
         partition(pool, "file", 0, path=write_split(tmp_path / "split.npz", **changes))
 
 
-def test_a_damaged_or_absent_split_file_is_refused(pool, tmp_path):
-    (tmp_path / "split.npz").write_bytes(b"PK\x03\x04 nonsense")
-    with pytest.raises(ValueError, match=r"split\.npz is damaged"):
-        partition(pool, "file", 0, path=tmp_path / "split.npz")
+def test_an_absent_split_file_and_one_that_is_none_are_refused(pool, tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         partition(pool, "file", 0, path=tmp_path / "other.npz")
     (tmp_path / "text.npz").write_text("client\n0\n1\n")
-    with pytest.raises(
-        ValueError, match=r"text\.npz is damaged or not an \.npz file .*it is not a whole zip"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"text\.npz is damaged or not an \.npz file"):
         partition(pool, "file", 0, path=tmp_path / "text.npz")
-    assert "pickle" not in str(caught.value)
 
 
 # The size of the training set and the examples of either set that belong to no client; both test sets have 10000.

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bcfl.data.partition import FederatedData, Ints
+from bcfl.data.partition import FederatedData
+from bcfl.data.split_file import Ints
 from bcfl.files import replacing
 
 FORMAT = 1

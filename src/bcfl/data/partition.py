@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from bcfl.data.datasets import Dataset
-from bcfl.data.formats import load_npz
+from bcfl.data.split_file import Ints, read_split
 from bcfl.randomness import numpy_generator
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 SPECIFICATIONS = {
@@ -33,9 +32,9 @@ SPECIFICATIONS = {
 MAX_DRAWS = 1000  # a split that no draw of so many satisfies is refused, not waited for
 CLIENT_ALPHA = 10.0  # clients of one group are nearly alike
 MIN_GROUP_SHARE = 0.3  # of an equal share of the test set
-MIN_EXAMPLES, MIN_TEST_EXAMPLES = 10, 1  # of a client, unless somebody says otherwise
+LEAST = (10, 1)  # training and test examples of a client, unless somebody says otherwise
 # Errors name the setting for the command line first, then the argument for Python.
-SMALLEST = "data.min_examples and data.min_test_examples (in Python min_examples=, min_test_examples=)"
+SMALLEST = "data.min_examples and data.min_test_examples (in Python least=)"
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ def partition(
     seed: int,
     *,
     share_floor: float = 0.0,
-    min_examples: int = MIN_EXAMPLES,
-    min_test_examples: int = MIN_TEST_EXAMPLES,
+    least: tuple[int, int] = LEAST,
     path: str | Path | None = None,
     clients_per_group: int | None = None,
 ) -> FederatedData:
@@ -117,18 +115,18 @@ def partition(
     `share_floor` (label only) rounds each share of a class down to a multiple of itself, first the group's
     share of the class, then the client's share of the group's part: 0.01 is what the paper's code does. What
     is lost that way is counted in `num_unused`.
-    A draw that leaves a client below `min_examples` or `min_test_examples` is drawn again, MAX_DRAWS times; a file is
+    A draw that leaves a client below the `least` training or test examples is drawn again, MAX_DRAWS times; a file is
     taken as it is.
     `path` and `clients_per_group` (true group = client // clients_per_group) belong to `file`.
     """
-    cut = parse_specification(spec, share_floor, (min_examples, min_test_examples))
+    cut = parse_specification(spec, share_floor, least)
     if cut.kind == "file":
         if path is None:
             raise ValueError(
                 "partition 'file' needs data.partition_file=FILE (in Python path=), an .npz file with train_client and "
                 "test_client"
             )
-        clients_of = _read_split(Path(path), dataset, clients_per_group)
+        clients_of = read_split(Path(path), dataset, clients_per_group)
         return _federated(dataset, *clients_of, f"{dataset.name} file {Path(path).name}")
     if path is not None or clients_per_group is not None:
         raise ValueError(
@@ -188,10 +186,10 @@ def parse_specification(spec: str, share_floor: float, least: tuple[int, int]) -
         raise ValueError(f"share_floor = {share_floor}: must be at least 0 and below 1")
     if share_floor and kind != "label":
         raise ValueError(f"share_floor = {share_floor}: only label(...) has shares to floor, not {spec!r}")
-    if kind == "file" and least != (MIN_EXAMPLES, MIN_TEST_EXAMPLES):
+    if kind == "file" and least != LEAST:
         raise ValueError(f"partition 'file' is taken as it is, so it goes without {SMALLEST}")
     if least[0] < 1 or least[1] < 0:
-        raise ValueError(f"min_examples, min_test_examples = {least}: must be at least 1 and 0")
+        raise ValueError(f"least = {least}: must be at least 1 and 0")
     return replace(cut, share_floor=share_floor, least=least)
 
 
@@ -300,69 +298,3 @@ def _held(client_of: Ints, num_clients: int) -> tuple[Tensor, ...]:
     order = np.argsort(client_of, kind="stable")  # the examples of no client (-1) first, ascending in each client
     sizes = np.bincount(client_of + 1, minlength=num_clients + 1)
     return torch.split(torch.from_numpy(order), sizes.tolist())[1:]
-
-
-def _read_split(path: Path, dataset: Dataset, clients_per_group: int | None) -> tuple[Ints, Ints, Ints | None]:
-    if not path.is_file():
-        raise FileNotFoundError(f"partition file {path} does not exist")
-    try:
-        arrays = load_npz(path, ("train_client", "test_client"), ("clients_per_group", "group"))
-    except Exception as error:  # whatever the zip and array readers raise on a foreign file
-        raise ValueError(f"partition file {path} is damaged or not an .npz file of a split: {error}") from error
-    split = {}
-    for key, num_examples in (("train_client", len(dataset.y_train)), ("test_client", len(dataset.y_test))):
-        client_of = arrays[key]
-        if client_of.shape != (num_examples,) or client_of.dtype.kind not in "iu":
-            raise ValueError(
-                f"partition file {path}: {key} must be {num_examples} integers, one per example of {dataset.name!r}, "
-                f"but is {client_of.dtype.name} {client_of.shape}"
-            )
-        split[key] = client_of.astype(np.int64)
-        # No client is without examples, so there are fewer clients than examples: other numbers are a mistake.
-        wrong = split[key][(split[key] < -1) | (split[key] >= len(dataset.y_train))]
-        if len(wrong):
-            raise ValueError(f"partition file {path}: {key} holds {wrong[0]}; clients are 0, 1, … or -1 for none")
-    sizes = np.bincount(split["train_client"] + 1, minlength=split["test_client"].max(initial=-1) + 2)[1:]
-    if len(sizes) == 0 or sizes.min() == 0:
-        empty = int(np.argmin(sizes)) if len(sizes) else 0
-        raise ValueError(f"partition file {path}: client {empty} has no training examples")
-    clients = np.arange(len(sizes))
-    if clients_per_group is None and "clients_per_group" in arrays:
-        stored = arrays["clients_per_group"]
-        if stored.size != 1 or stored.dtype.kind not in "iu":
-            raise ValueError(f"partition file {path}: clients_per_group must be one whole number, got {stored}")
-        clients_per_group = int(stored.item())
-    if clients_per_group is not None:
-        if clients_per_group < 1:
-            raise ValueError(f"clients_per_group = {clients_per_group}: must be at least 1")
-        return split["train_client"], split["test_client"], clients // clients_per_group
-    group = arrays.get("group")
-    if group is not None and (group.shape != clients.shape or group.dtype.kind not in "iu" or group.min() < 0):
-        raise ValueError(f"partition file {path}: group must be {len(clients)} integers from 0, one per client")
-    return split["train_client"], split["test_client"], None if group is None else group.astype(np.int64)
-
-
-def with_validation(data: FederatedData, share: float, seed: int) -> FederatedData:
-    """Each client's test data is a random `share` of its own training data; the real test data is gone.
-
-    So that settings can be chosen without touching test data.
-    """
-    if not 0 < share < 1:
-        raise ValueError(f"share = {share}: must be above 0 and below 1")
-    train_of, test_of = [], []
-    for client, held in enumerate(data.train_of):
-        if len(held) < 2:
-            raise ValueError(f"client {client}: one training example cannot be cut into training and validation data")
-        shuffled = numpy_generator(seed, "validation", client).permutation(len(held))
-        num_test = min(max(round(share * len(held)), 1), len(held) - 1)
-        train_of.append(held[np.sort(shuffled[num_test:])])
-        test_of.append(held[np.sort(shuffled[:num_test])])
-    return replace(
-        data,
-        x_test=data.x_train,
-        y_test=data.y_train,
-        train_of=tuple(train_of),
-        test_of=tuple(test_of),
-        num_unused=len(data.y_train) - int(data.num_examples.sum()),
-        description=f"{data.description} validation {share:g} seed {seed}",
-    )

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from bcfl.data.arrays import from_arrays, listed
 from bcfl.data.datasets import DATASETS, load
 from bcfl.data.drift import with_drift
-from bcfl.data.partition import FederatedData, partition, with_validation
+from bcfl.data.partition import FederatedData, partition
+from bcfl.data.validation import with_validation
 from bcfl.engines.heap import keep_freed_memory
 from bcfl.federation import Clients, Hypotheses, Method, RoundInfo
 from bcfl.methods import load_plugin, method_of
@@ -186,8 +187,7 @@ def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
         section.partition,
         seed,
         share_floor=section.share_floor,
-        min_examples=section.min_examples,
-        min_test_examples=section.min_test_examples,
+        least=(section.min_examples, section.min_test_examples),
         path=section.partition_file,
         clients_per_group=section.clients_per_group,
     )
