@@ -9,7 +9,7 @@ from workloads import NETS, SEED, Workload
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client.examples import Examples, pool
 from bcfl.client.score import log_likelihoods
-from bcfl.client.trainer import fit
+from bcfl.client.trainer import Alone, Job, fit
 from bcfl.engines.heap import keep_blocks
 from bcfl.model.flat import FlatModel, build
 from bcfl.randomness import generator
@@ -49,7 +49,7 @@ def _shares(net: Workload, task: str) -> dict[str, float]:
     def work() -> None:
         if task == "training":
             stream = generator(SEED, "operators")
-            fit(model, belief.mean, belief, own, net.training, stream, curvature=True)
+            fit(Alone(model), [Job(belief.mean, belief, own, stream, net.training, curvature=True)])
         else:
             log_likelihoods(model, belief.mean[None], own, torch.arange(len(own)))
 

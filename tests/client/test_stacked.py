@@ -5,7 +5,6 @@ Where there is no GPU the same code runs on the CPU; the tests named cuda are fo
 
 import logging
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 import bcfl
 from bcfl.belief.gaussian import Gaussian, flat
 from bcfl.client.examples import Examples, pool
-from bcfl.client.score import Evaluation
-from bcfl.client.stacked import Stack, find_device
-from bcfl.client.trainer import Training
+from bcfl.client.score import Evaluation, Question
+from bcfl.client.stacked import Stacked
+from bcfl.client.trainer import Job, Training, fit
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
-from bcfl.engines.simulator import Participation, Simulator
+from bcfl.engines.simulator import Participation, Simulator, find_device
 from bcfl.federation import Jobs
 from bcfl.methods import METHODS as REGISTERED
 from bcfl.methods import make_method
@@ -152,7 +151,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("fisher", ["batch", "exact"])
+@pytest.mark.parametrize("fisher", ["auto", "exact", "examples"])
 @pytest.mark.parametrize("state", ["fresh", "client", "belief"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_job_gives_the_plain_posterior(kind: str, state: str, fisher: str, device: str) -> None:
@@ -262,11 +261,11 @@ def test_less_memory_means_fewer_jobs_at_a_time_and_the_same_answers(
         expected = answers(engine, models, KINDS["curvature"])
     monkeypatch.setattr("bcfl.client.stacked.MEMORY_ON_CPU", memory)
     with simulator(device="stacked-cpu") as engine:
-        stack = engine._machine
-        answer = stack._meeting._answer
-        monkeypatch.setattr(stack._meeting, "_answer", lambda asked: sizes.append(len(asked)) or answer(asked))
+        monkeypatch.setattr(
+            "bcfl.client.client.fit", lambda network, asked: sizes.append(len(asked)) or fit(network, asked)
+        )
         found = answers(engine, models, KINDS["curvature"])
-        assert max(sizes) == stack.jobs_at_a_time == jobs
+        assert max(sizes) == engine._at_a_time == jobs
     for own, other in zip(found[0], expected[0], strict=True):
         assert far(own.mean, other.mean) < 1e-5
     assert torch.allclose(found[1], expected[1], rtol=1e-5)
@@ -338,7 +337,7 @@ class Resting(nn.Module):
         return self.after(self.before(x))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("fisher", ["batch", "exact"])
+@pytest.mark.parametrize("fisher", ["auto", "exact", "examples"])
 @pytest.mark.parametrize("factory", [repeating, frozen, Resting])
 def test_models_of_many_kinds_are_stacked(factory: ModelFactory, fisher: Any, caplog: pytest.LogCaptureFixture) -> None:
     data, training = from_arrays(client_data()), Training(local_steps=3, batch_size=8, fisher=fisher)
@@ -377,7 +376,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("fisher", ["batch", "exact"])
+@pytest.mark.parametrize("fisher", ["auto", "exact", "examples"])
 def test_what_only_plain_autograd_can_do_is_done_one_by_one(fisher: Any, caplog: pytest.LogCaptureFixture) -> None:
     data, training = from_arrays(client_data()), Training(local_steps=3, batch_size=8, fisher=fisher)
     assert_alike(Reversing, data, training, KINDS["curvature"], "stacked-cpu")
@@ -442,7 +441,7 @@ def test_a_model_that_mixes_examples_is_given_the_plain_batches() -> None:
 def test_a_model_that_would_get_other_numbers_is_trained_one_by_one(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bcfl.client.stacked_model.vmap", lambda function: lambda *rows: [r * 2 for r in rows])
+    monkeypatch.setattr("bcfl.model.vmapped.vmap", lambda function: lambda *rows: [r * 2 for r in rows])
     assert_alike(linear, from_arrays(client_data()), Training(local_steps=2), KINDS["plain"], "stacked-cpu")
     assert "one by one" in caplog.text
 
@@ -452,7 +451,7 @@ def test_a_model_that_draws_globally_is_trained_alone_with_the_same_draws() -> N
     torch.manual_seed(5)
     before = torch.get_rng_state()
     with simulator(data, Drawing, training, device="stacked-cpu") as engine:
-        assert engine._machine.jobs_at_a_time == 1
+        assert engine._at_a_time == 1
         assert torch.equal(torch.get_rng_state(), before)
     assert_alike(Drawing, data, training, KINDS["curvature"], "stacked-cpu")
 
@@ -510,7 +509,7 @@ class OneDevice(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-@pytest.mark.parametrize("fisher", ["batch", "exact"])
+@pytest.mark.parametrize("fisher", ["auto", "exact", "examples"])
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_all_is_done_on_the_device(fisher: str, one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that only knows shapes: a tensor left on the CPU would show, as it would on a GPU."""
@@ -518,27 +517,20 @@ def test_all_is_done_on_the_device(fisher: str, one_by_one: bool, monkeypatch: p
     def module() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.Flatten(), nn.Linear(72, 3))
 
-    monkeypatch.setattr("bcfl.client.stacked_model._near", lambda a, b: a.shape == b.shape)  # needs numbers
-    monkeypatch.setattr("bcfl.client.stacked.proximal_pull", lambda precision, n, training: precision / (precision + n))
+    monkeypatch.setattr("bcfl.model.vmapped._near", lambda a, b: a.shape == b.shape)  # needs numbers
+    monkeypatch.setattr("bcfl.client.fisher.agree", lambda a, b: a.shape == b.shape)
+    monkeypatch.setattr("bcfl.client.trainer.proximal_pull", lambda precision, n, training: precision / (precision + 1))
     x, images = pool(torch.randn(20, 1, 8, 8))
     examples = [Examples(x, torch.zeros(20).long(), index, images) for index in torch.arange(20).split([5, 15])]
     training, model = Training(local_steps=2, batch_size=8, fisher=fisher), FlatModel(build(module, 0))
     start = torch.zeros(len(model.vector) + model.num_parameters)
     with OneDevice() as mode:
-        stack = Stack(model, torch.device("meta"), examples[:1], training, draws_globally=one_by_one)
-
-        def fit(own: Examples, _: FlatModel) -> Tensor:
-            draws = torch.Generator()
-            posterior, _ = stack.fit(model, start, flat(start), own, training, draws, curvature=True)
-            return posterior.mean
-
-        def score(own: Examples, _: FlatModel) -> Tensor:
-            return stack.log_likelihoods(model, start[None], own, torch.arange(4))
-
-        for task, shape in ((fit, start.shape), (score, (1, 4))):
-            answers = list(stack.stream(partial(task, own) for own in examples))
-            assert [(answer.shape, answer.device.type) for answer in answers] == [(shape, "cpu")] * 2
-    stack.close()
+        network = Stacked(model, torch.device("meta"), examples[:1], training, draws_globally=one_by_one)
+        jobs = [Job(start, flat(start), held, torch.Generator(), training, curvature=True) for held in examples]
+        means = [posterior.mean for posterior, _ in fit(network, jobs)]
+        values = network.log_likelihoods([Question(start[None], held, torch.arange(4)) for held in examples])
+    assert [(answer.shape, answer.device.type) for answer in means] == [(start.shape, "cpu")] * 2
+    assert [(answer.shape, answer.device.type) for answer in values] == [((1, 4), "cpu")] * 2
     assert mode.num_elsewhere > 300
 
 

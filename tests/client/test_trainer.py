@@ -27,7 +27,7 @@ from bcfl.client.score import (
     share_explained,
     total_log_likelihood,
 )
-from bcfl.client.trainer import Training, _descend, fit, proximal_pull
+from bcfl.client.trainer import Alone, Job, Training, _descend, fit, proximal_pull
 from bcfl.model.flat import LARGE, FlatModel, build
 from bcfl.randomness import generator
 
@@ -42,7 +42,7 @@ def tiny_examples(num_examples: int = 30) -> Examples:
 def fitted(
     model: FlatModel, prior: Gaussian, examples: Examples, training: Training, *, curvature: bool = False
 ) -> Gaussian:
-    return fit(model, prior.mean, prior, examples, training, generator(0), curvature=curvature)[0]
+    return fit(Alone(model), [Job(prior.mean, prior, examples, generator(0), training, curvature)])[0][0]
 
 
 def objective_minimum(prior: Gaussian, examples: Examples) -> Tensor:
@@ -88,9 +88,8 @@ def test_many_short_trainings_come_to_the_same_map(momentum_state: str) -> None:
     training = replace(FULL, local_steps=10, learning_rate=0.2, momentum_state=momentum_state)
     theta, momentum = prior.mean, None
     for _ in range(300):
-        posterior, after = fit(
-            model, theta, prior, examples, training, generator(0), curvature=False, momentum=momentum
-        )
+        job = Job(theta, prior, examples, generator(0), training, momentum=momentum)
+        ((posterior, after),) = fit(Alone(model), [job])
         theta, momentum = posterior.mean, after if momentum_state == "client" else None
     assert torch.allclose(theta.double(), objective_minimum(prior, examples), atol=2e-4)
 
@@ -142,9 +141,9 @@ def test_a_stronger_prior_holds_the_solution_closer_and_never_blows_up() -> None
 
 
 def test_a_weak_prior_keeps_its_digits() -> None:
-    pull = proximal_pull(torch.tensor([1e-6, 0.0, torch.inf]), 1, Training(learning_rate=0.01, momentum=0.9))
+    pull = proximal_pull(torch.tensor([[1e-6, 0.0, torch.inf]]), [1], Training(learning_rate=0.01, momentum=0.9))
     assert pull is not None
-    assert pull.tolist() == pytest.approx([1e-7, 0, 1], rel=1e-5)
+    assert pull[0].tolist() == pytest.approx([1e-7, 0, 1], rel=1e-5)
 
 
 def test_the_result_is_a_function_of_the_arguments() -> None:
@@ -183,9 +182,8 @@ def test_momentum_is_that_of_torch(state: str) -> None:
     vector = torch.cat([start, torch.zeros(num)]) if state == "belief" else start
     momentum = None
     for index in range(3):
-        posterior, velocity = fit(
-            model, vector, flat(vector), examples, training, generator(index), curvature=False, momentum=momentum
-        )
+        job = Job(vector, flat(vector), examples, generator(index), training, momentum=momentum)
+        ((posterior, velocity),) = fit(Alone(model), [job])
         vector = posterior.mean
         if state == "client":
             momentum = velocity

@@ -16,7 +16,7 @@ from torch import nn
 from bcfl.engines.heap import give_back_memory, keep_blocks, keep_freed_memory
 from bcfl.belief.gaussian import flat
 from bcfl.client.examples import Examples
-from bcfl.client.trainer import Training, fit
+from bcfl.client.trainer import Alone, Job, Training, fit
 from bcfl.model.flat import FlatModel, cifar_cnn, fashion_cnn, mlp
 
 factory = {factory}
@@ -30,9 +30,10 @@ def train():
     keep_blocks(model.vector.nbytes)  # more than glibc keeps by itself
     prior = flat(model.vector.clone())
     faults = []
-    for job in range(9):
+    for _ in range(9):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        fit(model, prior.mean, prior, examples, Training(local_steps=5), torch.Generator(), curvature=True)
+        job = Job(prior.mean, prior, examples, torch.Generator(), Training(local_steps=5), curvature=True)
+        fit(Alone(model), [job])
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     print(kept, median(faults))  # a block may find no gap of its size, and the heap grows; but that ends
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from bcfl.belief.gaussian import Gaussian, flat
 from bcfl.client import trainer
 from bcfl.client.client import LARGEST, continued_momentum, is_usable
 from bcfl.client.examples import batches
-from bcfl.client.trainer import Training
+from bcfl.client.trainer import Job, Network, Trained, Training
 from bcfl.data.arrays import from_arrays
 from bcfl.engines.simulator import Participation, Simulator
 from bcfl.federation import Hypotheses, Jobs
@@ -82,7 +83,7 @@ def test_results_come_in_the_order_of_the_tasks() -> None:
 
             return sleepy
 
-        assert list(engine.stream(task(i) for i in range(20))) == list(range(20))
+        assert list(engine._workers.stream(task(i) for i in range(20))) == list(range(20))
 
 
 def test_jobs_are_answered_in_their_order_and_by_their_client() -> None:
@@ -132,14 +133,15 @@ def test_only_a_few_posteriors_are_ever_alive(monkeypatch: pytest.MonkeyPatch) -
     alive = {"now": 0, "peak": 0}
     fit = trainer.fit
 
-    def counted(*args: Any, **options: Any) -> tuple[Gaussian, Tensor]:
-        posterior, momentum = fit(*args, **options)
-        alive["now"] += 1
+    def counted(network: Network, jobs: Sequence[Job]) -> list[Trained]:
+        found = fit(network, jobs)
+        alive["now"] += len(found)
         alive["peak"] = max(alive.values())
-        weakref.finalize(posterior, lambda: alive.update(now=alive["now"] - 1))
-        return posterior, momentum
+        for posterior, _ in found:
+            weakref.finalize(posterior, lambda: alive.update(now=alive["now"] - 1))
+        return found
 
-    monkeypatch.setattr(trainer, "fit", counted)
+    monkeypatch.setattr("bcfl.client.client.fit", counted)
     with simulator(tiny_federation(num_clients=60, num_examples=8), linear, num_workers=2) as engine:
         for method in (FedAvg(), make_method("ifca", {}), make_method("bcfl-g", {}), make_method("bcfl-mh-3", {})):
             run(method, engine, 1)
@@ -152,7 +154,7 @@ import resource, sys, torch
 from torch import nn
 from bcfl.data.arrays import from_arrays
 from bcfl.engines.simulator import Simulator
-from bcfl.client.trainer import Training
+from bcfl.client.trainer import Job, Network, Trained, Training
 from bcfl.methods import make_method
 
 def model():
@@ -395,13 +397,14 @@ def test_client_momentum_follows_the_beliefs_line_of_descent(monkeypatch: pytest
     trained: list[dict[tuple[int, bytes], tuple[Tensor | None, Tensor]]] = []  # [round][client, start]
     fit = trainer.fit
 
-    def recorded(model: FlatModel, start: Tensor, prior: Gaussian, examples: Any, *args: Any, **options: Any) -> Any:
-        posterior, velocity = fit(model, start, prior, examples, *args, **options)
-        key = (int(examples.index[0]), start.numpy().tobytes())
-        trained[-1][key] = (options["momentum"], velocity.clone())
-        return posterior, velocity
+    def recorded(network: Network, jobs: Sequence[Job]) -> list[Trained]:
+        found = fit(network, jobs)
+        for job, (_, velocity) in zip(jobs, found, strict=True):
+            key = (int(job.examples.index[0]), job.start.numpy().tobytes())
+            trained[-1][key] = (job.momentum, velocity.clone())
+        return found
 
-    monkeypatch.setattr(trainer, "fit", recorded)
+    monkeypatch.setattr("bcfl.client.client.fit", recorded)
     method = BCFL(num_clusters=2, max_hypotheses=3)
     with simulator(factory=linear, training=replace(QUICK, momentum_state="client")) as engine:
         state, descended = method.init(engine.begin(0)), 0
@@ -532,7 +535,7 @@ def test_the_caller_is_one_of_the_workers(num_workers: int) -> None:
         return threading.get_ident()
 
     with simulator(num_workers=num_workers) as engine:
-        seen = set(engine.stream([worker] * num_workers))
+        seen = set(engine._workers.stream([worker] * num_workers))
     assert threading.get_ident() in seen
     assert len(seen) == num_workers
 
@@ -548,7 +551,7 @@ def test_a_task_that_fails_does_so_in_its_turn_and_ends_the_stream(num_workers: 
         return i
 
     with simulator(num_workers=num_workers) as engine:
-        answers = engine.stream(partial(task, i) for i in range(100))
+        answers = engine._workers.stream(partial(task, i) for i in range(100))
         assert [next(answers), next(answers)] == [0, 1]
         with pytest.raises(ValueError, match="task 2"):
             next(answers)
@@ -563,11 +566,11 @@ def test_what_is_left_of_an_abandoned_stream_is_not_played() -> None:
         time.sleep(0.05)
 
     with simulator(num_workers=2) as engine:
-        answers = engine.stream(partial(task, i) for i in range(10))
+        answers = engine._workers.stream(partial(task, i) for i in range(10))
         next(answers)
         answers.close()
         before = len(played)
-        list(engine.stream([lambda model: time.sleep(0.1)] * 4))  # what came before would be played before
+        list(engine._workers.stream([lambda model: time.sleep(0.1)] * 4))  # what came before would be played before
     assert len(played) <= before + 1  # one may have been taken and not yet begun
 
 
@@ -579,7 +582,7 @@ def test_what_the_caller_has_set_for_itself_does_not_reach_the_clients(num_worke
     with simulator(num_workers=num_workers) as engine:
         torch.set_num_threads(2)
         with torch.inference_mode():
-            assert list(engine.stream([told])) == [(1, True, False)]
+            assert list(engine._workers.stream([told])) == [(1, True, False)]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -588,13 +591,13 @@ def test_the_engine_can_be_closed_and_is_closed_by_with(num_workers: int) -> Non
     with simulator(num_workers=num_workers) as engine:
         pass
     with pytest.raises(RuntimeError, match="shutdown"):
-        list(engine.stream([lambda model: None]))
+        list(engine._workers.stream([lambda model: None]))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_engine_that_is_closed_amid_its_tasks_says_so(num_workers: int) -> None:
     engine = simulator(num_workers=num_workers)
-    answers = engine.stream([lambda model: time.sleep(0.2)] * 5)  # as many as are offered at a time to two
+    answers = engine._workers.stream([lambda model: time.sleep(0.2)] * 5)  # as many as are offered at a time to two
     next(answers)
     engine.close()
     with pytest.raises(RuntimeError, match="shutdown"):

@@ -10,11 +10,13 @@ from federation_fixtures import advance, by_story, linear, run, simulator, tiny_
 
 from bcfl.association.hypotheses import Branches
 from bcfl.belief.gaussian import Gaussian
+from bcfl.client.client import Scoring, best
+from bcfl.client.trainer import Alone
 from bcfl.engines.simulator import Participation, Simulator
 from bcfl.extensions.racing import TOLERANCE
 from bcfl.federation import Hypotheses
 from bcfl.methods import make_method
-from bcfl.model.flat import FlatModel
+from bcfl.model.flat import FlatModel, SharedModels
 from bcfl.runs.problem import load_data, model_factory
 from bcfl.runs.settings import load_config
 from bcfl.runs.store import state_tensors
@@ -49,10 +51,10 @@ def associated(name: str, engine: Simulator, state: Hypotheses, index: int, raci
         clients = engine.begin(index)
         kept, _ = make_method(name, {"racing": racing})._associate(state, clients)
         return kept, clients.work.scored_examples, clients.work.spared_examples or 0
-    model, share = FlatModel(engine.factory()), racing / NUM_CLIENTS
-    choices = [client.best(model, state.models.mean, index, NUM_SCORED, share) for client in engine.clients]
+    network, models = Alone(FlatModel(engine.factory())), SharedModels.of(state.models.mean)
+    choices = best(models, Scoring(index, NUM_SCORED), racing / NUM_CLIENTS, engine.clients, network)
     scored = sum(pairs for _, pairs in choices)
-    kept = Branches(torch.zeros(1).long(), torch.tensor([[best for best, _ in choices]]), torch.zeros(1).double())
+    kept = Branches(torch.zeros(1).long(), torch.tensor([[belief for belief, _ in choices]]), torch.zeros(1).double())
     return kept, scored, NUM_CLIENTS * len(state.models) * NUM_SCORED - scored
 
 

@@ -4,16 +4,22 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian, distinct, temper
-from bcfl.client import trainer
 from bcfl.client.examples import Examples
-from bcfl.client.score import Evaluation, Summary, evaluate, log_mixture, scoring_rows, total_log_likelihood
-from bcfl.client.trainer import Training
+from bcfl.client.score import (
+    Evaluation,
+    Question,
+    Summary,
+    evaluate,
+    log_mixture,
+    scoring_rows,
+    total_log_likelihood,
+)
+from bcfl.client.trainer import Job, Network, Trained, Training, fit
 from bcfl.extensions.racing import moments, race
 from bcfl.federation import num_held_out
 from bcfl.model.flat import FlatModel, ModelFactory, SharedModels, build
@@ -68,30 +74,30 @@ def draw_model(factory: ModelFactory, layout: Layout, seed: int, *path: int) -> 
     return vector
 
 
-class Learning(Protocol):
-    """Whoever computes for a client: bcfl.client.trainer, or a device that does the same for many clients at once."""
+@dataclass(frozen=True)
+class Scoring:
+    """Which of a client's examples a score is taken on.
 
-    def fit(
-        self,
-        model: FlatModel,
-        start: Tensor,
-        prior: Gaussian,
-        examples: Examples,
-        training: Training,
-        generator: torch.Generator,
-        *,
-        curvature: bool,
-        num_steps: int | None = None,
-        momentum: Tensor | None = None,
-    ) -> tuple[Gaussian, Tensor]: ...
+    A part (first, last) is of these examples in a random order: as they lie they may be sorted by label.
+    """
 
-    def log_likelihoods(
-        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor
-    ) -> Tensor: ...
+    round: int
+    max_examples: int | None = None
+    held_out: float = 0.0  # the share of the examples that is held out from training, and alone scored
+    part: tuple[int, int] | None = None
 
-    def log_probabilities(
-        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor
-    ) -> Tensor: ...
+
+@dataclass(frozen=True)
+class Order:
+    """How a client is to train a belief: its prior is belief^strength."""
+
+    round: int
+    strength: float = 1.0
+    curvature: bool = False
+    start: Tensor | None = None  # if not the belief's mean
+    num_steps: int | None = None
+    momentum: Tensor | None = None
+    held_out: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,6 @@ class LocalClient:
     training: Training
     seed: int
     draws_globally: bool  # whether the model draws from torch's global generator: see check_model
-    learning: Learning = trainer  # who computes
     holder: int | None = None  # whose data these were at first, where clients have changed data in mid-run
 
     def num_scored(self, max_examples: int | None, held_out: float = 0.0) -> int:
@@ -112,70 +117,33 @@ class LocalClient:
         num_examples = self._num_held_out(held_out) or len(self.train)
         return min(num_examples, max_examples or num_examples)
 
-    def score(
-        self,
-        model: FlatModel,
-        models: Tensor | Sequence[Tensor],
-        round_index: int,
-        max_examples: int | None,
-        summary: Summary,
-        held_out: float = 0.0,
-    ) -> Tensor:
-        """A number per model that says how well it explains the client's data."""  # (model, vector) -> (model,)
-        values = self.log_likelihoods(model, models, round_index, max_examples, held_out)
-        return summary(values, len(self.scored(held_out)))
+    def question(self, models: Tensor | Sequence[Tensor], scoring: Scoring) -> Question:
+        """What the models say of the examples that this round scores."""
+        examples = self.scored(scoring.held_out)
+        stream = self._stream("score", scoring.round, self.index)
+        rows = scoring_rows(len(examples), scoring.max_examples, stream)
+        if scoring.part is not None:
+            order = torch.randperm(len(rows), generator=self._stream("look", scoring.round, self.index))
+            rows = rows[order[slice(*scoring.part)]]
+        return Question(models, examples, rows)
 
-    def log_likelihoods(
-        self,
-        model: FlatModel,
-        models: Tensor | Sequence[Tensor],
-        round_index: int,
-        max_examples: int | None,
-        held_out: float = 0.0,
-        part: tuple[int, int] | None = None,
-    ) -> Tensor:
-        """log p(y|x) under each model of the examples that this round scores.
+    def test_question(self, models: Tensor | Sequence[Tensor]) -> Question:
+        """What the models say of its test data."""
+        self._stream("evaluate", self.index)
+        return Question(models, self.test, torch.arange(len(self.test)))
 
-        A part (first, last) is of these examples in a random order: as they lie they may be sorted by label.
-        """  # (model, example)
-        examples = self.scored(held_out)
-        rows = scoring_rows(len(examples), max_examples, self._stream("score", round_index, self.index))
-        if part is not None:
-            order = torch.randperm(len(rows), generator=self._stream("look", round_index, self.index))
-            rows = rows[order[slice(*part)]]
-        return self.learning.log_likelihoods(model, models, examples, rows)
-
-    def best(
-        self,
-        model: FlatModel,
-        models: Tensor | Sequence[Tensor],
-        round_index: int,
-        max_examples: int | None,
-        racing: float,
-    ) -> tuple[int, int]:
-        """The model that explains the client's data best, and how many (example, model) pairs were scored to find it.
-
-        With `racing` it is another one with that probability at most: see `bcfl.extensions.racing`.
-        """
-        num_models, num_scored, pairs = len(models), self.num_scored(max_examples), 0
-        if not racing:
-            scores = self.score(model, models, round_index, max_examples, total_log_likelihood)
-            return int(scores.argmax()), num_models * num_scored
-
-        shared = SharedModels.of(models)
-
-        def look(wanted: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
-            nonlocal pairs
-            own = wanted[0].nonzero()[:, 0]
-            pairs += len(own) * (min(last, num_scored) - first)
-            vectors = shared.only(own.tolist())
-            part = self.log_likelihoods(model, vectors, round_index, max_examples, part=(first, last))
-            mean, covariance = among(num_models, own, *moments(part))
-            return mean[None], covariance[None]
-
-        one, beliefs = torch.ones(1, dtype=torch.float64), torch.arange(num_models)[None]
-        left, mean = race(look, one.bool(), one * num_scored, one, beliefs, one.log(), 1, racing)
-        return int(mean.masked_fill(~left, -torch.inf).argmax()), pairs
+    def job(self, belief: Gaussian, order: Order, num_parameters: int) -> Job:
+        """The training of a belief; it goes through the same batches for every belief: a fair comparison."""
+        return Job(
+            belief.mean if order.start is None else order.start,
+            temper(belief[:num_parameters], order.strength),  # flat on the statistics: they have no part in it
+            self._part(order.held_out, held=False),
+            self._stream("fit", order.round, self.index),
+            self.training,
+            order.curvature,
+            order.num_steps,
+            order.momentum,
+        )
 
     def scored(self, held_out: float) -> Examples:
         """The examples that scores are taken on: all, or those that are held out from training."""
@@ -196,48 +164,101 @@ class LocalClient:
         order = torch.randperm(len(self.train), generator=generator(self.seed, "held out", holder))
         return dataclasses.replace(self.train, index=self.train.index[order[:count] if held else order[count:]])
 
-    def fit(
-        self,
-        model: FlatModel,
-        belief: Gaussian,
-        round_index: int,
-        *,
-        strength: float,
-        curvature: bool,
-        start: Tensor | None = None,
-        num_steps: int | None = None,
-        momentum: Tensor | None = None,
-        held_out: float = 0.0,
-    ) -> tuple[Gaussian, Tensor]:
-        """The client's posterior from the prior belief^strength, and the momentum at its end."""
-        return self.learning.fit(
-            model,
-            belief.mean if start is None else start,
-            temper(belief[: model.num_parameters], strength),  # flat on the statistics: they have no part in it
-            self._part(held_out, held=False),
-            self.training,
-            self._stream("fit", round_index, self.index),  # the same batches for every belief: a fair comparison
-            curvature=curvature,
-            num_steps=num_steps,
-            momentum=momentum,
-        )
-
-    def evaluate(
-        self, model: FlatModel, vectors: Tensor | Sequence[Tensor], log_weight: Tensor, num_classes: int
-    ) -> Evaluation | None:
-        """How the mixture of these models, often a single one, does on the client's test data; None if it has none."""
-        if not len(self.test):
-            return None
-        self._stream("evaluate", self.index)
-        log_p = self.learning.log_probabilities(model, vectors, self.test, torch.arange(len(self.test)))
-        return evaluate(log_mixture(log_p, log_weight), self.test.y[self.test.index], num_classes)
-
     def _stream(self, *path: int | str) -> torch.Generator:
         """The client's stream of that name; torch's global generator joins it if the model draws from that."""
         stream = generator(self.seed, *path)
         if self.draws_globally:
             torch.manual_seed(stream.initial_seed())
         return stream
+
+
+# What clients do when they are asked, several at a time where the network can: each answer is one client's.
+
+
+def scores(
+    models: Tensor | Sequence[Tensor],
+    scoring: Scoring,
+    summary: Summary,
+    clients: Sequence[LocalClient],
+    network: Network,
+) -> list[Tensor]:
+    """A number per model that says how well it explains the client's data."""  # (model, vector) -> (model,) each
+    values = network.log_likelihoods([client.question(models, scoring) for client in clients])
+    sizes = (len(client.scored(scoring.held_out)) for client in clients)
+    return [summary(of_client, size) for of_client, size in zip(values, sizes, strict=True)]
+
+
+def looks(
+    scoring: Scoring, asked: Sequence[tuple[LocalClient, Sequence[Tensor]]], network: Network
+) -> list[tuple[Tensor, Tensor]]:
+    """Mean and covariance of the log-likelihoods of each client's models, over a part of its examples."""
+    values = network.log_likelihoods([client.question(models, scoring) for client, models in asked])
+    return [moments(of_client) for of_client in values]
+
+
+def posteriors(asked: Sequence[tuple[LocalClient, Gaussian, Order]], network: Network) -> list[Trained]:
+    """The clients' posteriors from the prior belief^strength, and the momenta at their ends."""
+    return fit(network, [client.job(belief, order, network.num_parameters) for client, belief, order in asked])
+
+
+def choices(
+    models: Gaussian,
+    shared: SharedModels,
+    scoring: Scoring,
+    racing: float,
+    asked: Sequence[tuple[LocalClient, Sequence[Order]]],
+    network: Network,
+) -> list[tuple[int, int, Trained]]:
+    """Each client's best belief, what it took to find it as in `best`, and its training, ordered for each belief."""
+    found = best(shared, scoring, racing, [client for client, _ in asked], network)
+    fits = [(client, models[b], orders[b]) for (client, orders), (b, _) in zip(asked, found, strict=True)]
+    return [(*of_client, trained) for of_client, trained in zip(found, posteriors(fits, network), strict=True)]
+
+
+def best(
+    models: SharedModels, scoring: Scoring, racing: float, clients: Sequence[LocalClient], network: Network
+) -> list[tuple[int, int]]:
+    """The model that explains each client's data best, and how many (example, model) pairs were scored to find it.
+
+    With `racing` it is another one with that probability at most: see `bcfl.extensions.racing`.
+    """
+    if racing:
+        return [_raced(models, scoring, racing, client, network) for client in clients]
+    found = scores(models, scoring, total_log_likelihood, clients, network)
+    pairs = (len(models) * client.num_scored(scoring.max_examples) for client in clients)
+    return [(int(of_client.argmax()), count) for of_client, count in zip(found, pairs, strict=True)]
+
+
+def _raced(
+    models: SharedModels, scoring: Scoring, racing: float, client: LocalClient, network: Network
+) -> tuple[int, int]:
+    num_models, num_scored, pairs = len(models), client.num_scored(scoring.max_examples), 0
+
+    def look(wanted: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+        nonlocal pairs
+        places = wanted[0].nonzero()[:, 0]
+        pairs += len(places) * (min(last, num_scored) - first)
+        part = dataclasses.replace(scoring, part=(first, last))
+        (told,) = looks(part, [(client, models.only(places.tolist()))], network)
+        mean, covariance = among(num_models, places, *told)
+        return mean[None], covariance[None]
+
+    one, beliefs = torch.ones(1, dtype=torch.float64), torch.arange(num_models)[None]
+    left, mean = race(look, one.bool(), one * num_scored, one, beliefs, one.log(), 1, racing)
+    return int(mean.masked_fill(~left, -torch.inf).argmax()), pairs
+
+
+def evaluations(
+    num_classes: int, asked: Sequence[tuple[LocalClient, Sequence[Tensor], Tensor]], network: Network
+) -> list[Evaluation | None]:
+    """How the mixture of each client's models, often a single one, does on its test data; None if it has none."""
+    tested = [(client, models, log_weight) for client, models, log_weight in asked if len(client.test)]
+    found = network.log_probabilities([client.test_question(models) for client, models, _ in tested])
+    done = {
+        client.index: evaluate(log_mixture(log_p, log_weight), client.test.y[client.test.index], num_classes)
+        for (client, _, log_weight), log_p in zip(tested, found, strict=True)
+    }
+    return [done.get(client.index) for client, *_ in asked]
 
 
 def wanted_models(present: Tensor, wanted: Tensor) -> dict[int, Tensor]:

@@ -37,9 +37,10 @@ def pool(x: Tensor) -> tuple[Tensor, bool]:
     return (x.permute(0, 2, 3, 1).contiguous() if images else x.contiguous()), images
 
 
-def batches(num_examples: int, batch_size: int, num_steps: int, generator: torch.Generator) -> Iterator[Tensor]:
+def batches(num_examples: int, batch_size: int, num_steps: int, generator: torch.Generator) -> Tensor:
     """`num_steps` batches of row indices: pass after pass over all examples, each in a new random order."""
+    # (step, example)
     size = min(batch_size, num_examples)
     passes = -(-num_steps * size // num_examples)
     order = torch.cat([torch.randperm(num_examples, generator=generator) for _ in range(passes)])
-    return iter(order[: num_steps * size].split(size))
+    return order[: num_steps * size].view(num_steps, size)

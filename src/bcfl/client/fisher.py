@@ -42,7 +42,7 @@ def exact_fisher(model: FlatModel, examples: Examples, rows: Tensor, *, closed: 
 
 def _find_way(model: FlatModel, examples: Examples, rows: Tensor, closed: bool) -> Way:
     """The first way that this model can be done by, as told by some examples: a user's module may do anything."""
-    ways: list[Way] = [_by_layer] if closed and _is_known(model.module) else []
+    ways: list[Way] = [_by_layer] if closed and is_known(model.module) else []
     ways += [_stacked] if model.num_parameters <= LARGE else []
     expected = torch.zeros(model.num_parameters)
     _one_by_one(model, examples, rows, expected)
@@ -62,10 +62,14 @@ def _agrees(way: Way, model: FlatModel, examples: Examples, rows: Tensor, expect
         return False
     # vmap warns where it knows no better than to take one example after the other, as for an LSTM.
     in_turn = any("performance drop" in str(warning.message) for warning in said)
-    return not in_turn and bool((found - expected).norm() <= 0.001 * expected.norm())
+    return not in_turn and agree(found, expected)
 
 
-def _is_known(module: nn.Module) -> bool:
+def agree(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).norm() <= 0.001 * expected.norm())
+
+
+def is_known(module: nn.Module) -> bool:
     """Whether all that is trained is in layers whose gradients have a closed form."""
     inside = {id(p) for layer in module.modules() if _has_closed_form(layer) for p in layer.parameters()}
     return all(id(parameter) in inside for parameter in module.parameters() if parameter.requires_grad)

@@ -16,6 +16,15 @@ NUM_BINS = 15  # of the calibration table
 FLOOR = -1e6  # the least log-likelihood of an example: an overflow in the network must not become a score of NaN
 
 
+@dataclass(frozen=True)
+class Question:
+    """What models say of some of a client's examples."""
+
+    vectors: Tensor | Sequence[Tensor]  # (model, vector)
+    examples: Examples
+    rows: Tensor
+
+
 def log_likelihoods(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
     """log p(y|x) of each chosen example under each model, in evaluation mode."""  # (model, example)
 

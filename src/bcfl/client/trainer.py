@@ -1,11 +1,14 @@
-"""What a client does with its own data: train from a prior, score models, evaluate a model.
+"""The training loop: a batch of jobs in, a local posterior each out.
 
-All of it runs in one thread on one FlatModel and is a function of its arguments: the same call gives the same bits
-in any worker. Only `take_statistics` changes a module, which is its caller's.
+How a step is made stands here once. A `Network` says how gradients come about: `Alone` takes them from the module
+itself, for one job at a time; `bcfl.client.stacked` has those of many jobs at once. All of it is a function of its
+arguments: the same jobs give the same bits in any worker.
 """
 
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +18,8 @@ from torch import Tensor
 from bcfl.belief.gaussian import Gaussian, blocks, distinct
 from bcfl.client.examples import Examples, batches
 from bcfl.client.fisher import exact_fisher
-from bcfl.client.score import log_likelihoods, log_probabilities
-from bcfl.model.flat import LARGE, FlatModel
-
-__all__ = ["Training", "fit", "log_likelihoods", "log_probabilities"]
+from bcfl.client.score import Question, log_likelihoods, log_probabilities
+from bcfl.model.flat import LARGE, FlatModel, ModelFactory, build
 
 
 @dataclass(frozen=True)
@@ -43,70 +44,156 @@ class Training:
     ] = "auto"
     fisher_examples: Annotated[int, Field(ge=1, description="at most so many single examples")] = 256
 
+    def needs_examples(self, num_examples: int) -> bool:
+        """Whether the Fisher information must come from single examples, by the settings or for want of examples.
 
-def fit(
-    model: FlatModel,
-    start: Tensor,
-    prior: Gaussian,
-    examples: Examples,
-    training: Training,
-    generator: torch.Generator,
-    *,
-    curvature: bool,
-    num_steps: int | None = None,
-    momentum: Tensor | None = None,
-) -> tuple[Gaussian, Tensor]:
-    """The local posterior p(ω|D) ∝ p(D|ω) prior(ω) in Laplace's approximation, and the momentum at its end.
+        A batch of all examples shows no scatter: its mean gradient vanishes at the optimum, and their squares do not.
+        """
+        return self.fisher in ("exact", "examples") or num_examples <= self.batch_size
 
-    SGD from `start` minimises mean NLL + (1/N)·½ Σ precision·(θ − mean)²; the posterior precision is the prior's plus
-    N · diagonal Fisher (eq. fed_posterior). Without `curvature` the precision is N everywhere: fusing such posteriors
-    is averaging by examples. The statistics' precision is N too, whatever the prior's.
+    @property
+    def closed_form(self) -> bool:
+        """Whether single examples' gradients are squared and summed layer by layer, where that can be done."""
+        return self.fisher in ("auto", "examples")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training: from where, under which prior, on which examples, and who draws."""
+
+    start: Tensor  # (vector,)
+    prior: Gaussian  # of the parameters, at least
+    examples: Examples
+    generator: torch.Generator
+    training: Training
+    curvature: bool = False  # whether the posterior's precision is learned; else it counts examples
+    num_steps: int | None = None  # if not the usual number
+    momentum: Tensor | None = None  # to begin with; else it begins at rest, or is what travels in the vector's tail
+
+    @property
+    def steps(self) -> int:
+        return self.num_steps or self.training.local_steps
+
+    @property
+    def by_example(self) -> bool:
+        """Whether its Fisher information comes from single examples."""
+        return self.training.needs_examples(len(self.examples))
+
+    @property
+    def kind(self) -> Hashable:
+        """Jobs of one kind go through the same steps, and can be trained together."""
+        size = min(self.training.batch_size, len(self.examples))
+        carries = self.momentum is not None, len(self.start)
+        return id(self.examples.x), size, self.steps, self.curvature, self.by_example, self.training, carries
+
+
+Trained = tuple[Gaussian, Tensor]  # a local posterior, and the momentum at its end
+
+
+class Network(Protocol):
+    """A network for some clients at a time."""
+
+    at_a_time: int  # how many jobs or questions
+    num_parameters: int
+    length: int  # of the parameters and statistics
+
+    def rows(self, vectors: Sequence[Tensor]) -> Tensor:
+        """The vectors of jobs side by side, where the network computes."""  # (job, number)
+        ...
+
+    def training(self, jobs: Sequence[Job], means: Tensor) -> AbstractContextManager[None]:
+        """Until the end the network's numbers are those of `means`, (job, vector), which training changes."""
+        ...
+
+    def gradients(self, jobs: Sequence[Job], rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Each job's gradient of its mean loss on these rows (job, example), piece by piece with its place."""
+        ...
+
+    def exact_fisher(self, jobs: Sequence[Job]) -> Tensor:
+        """The mean over examples of squared gradients at the network's numbers."""  # (job, parameter)
+        ...
+
+    def log_likelihoods(self, questions: Sequence[Question]) -> list[Tensor]:
+        """log p(y|x) of each chosen example under each model, in evaluation mode."""  # (model, example) each
+        ...
+
+    def log_probabilities(self, questions: Sequence[Question]) -> list[Tensor]:
+        """log p(class|x) of the chosen examples under each model, in evaluation mode."""  # (model, example, class)
+        ...
+
+
+def fit(network: Network, jobs: Sequence[Job]) -> list[Trained]:
+    """The local posteriors p(ω|D) ∝ p(D|ω) prior(ω) in Laplace's approximation, and the momenta at their ends.
+
+    SGD from each start minimises mean NLL + (1/N)·½ Σ precision·(θ − mean)²; the posterior precision is the prior's
+    plus N · diagonal Fisher (eq. fed_posterior). Without `curvature` the precision is N everywhere: fusing such
+    posteriors is averaging by examples. The statistics' precision is N too, whatever the prior's.
+    """
+    alike: dict[Hashable, list[int]] = {}
+    for place, job in enumerate(jobs):
+        alike.setdefault(job.kind, []).append(place)
+    found: dict[int, Trained] = {}
+    for places in alike.values():
+        found |= zip(places, _fit_alike(network, [jobs[place] for place in places]), strict=True)
+    return [found[place] for place in range(len(jobs))]
+
+
+def _fit_alike(network: Network, jobs: Sequence[Job]) -> list[Trained]:
+    """The same for jobs of one kind, which go through their steps side by side.
 
     The quadratic term is applied as a proximal (implicit) step, θ ← θ + w(mean − θ) with w = a/(1+a) and
     a = lr/(1−momentum) · precision/N, where momentum is fresh lr·(1−momentumᵗ)/(1−momentum) · precision/N in step t.
     It has the same fixed point as the gradient step, and stays stable however strong the prior is: an explicit step
     would blow up once lr · precision/N exceeds a few units.
     """
-    num_parameters, num_examples = model.num_parameters, len(examples)
-    num_steps = num_steps or training.local_steps
-    mean = start.clone()  # where the model lives from here on, and in the end the posterior's
-    carried = mean[len(model.vector) :]  # empty unless momentum travels along
-    velocity = carried if len(carried) else torch.zeros(num_parameters)
-    if momentum is not None:
-        velocity.copy_(momentum)
-    prior_mean = prior.mean[:num_parameters]
-    full_pull = proximal_pull(prior.precision[:num_parameters], num_examples, training)
-    by_batches = curvature and not needs_exact_fisher(training, num_examples)
-    fisher = torch.zeros(num_parameters) if by_batches else None
+    job, num_parameters = jobs[0], network.num_parameters
+    training, means = job.training, network.rows([job.start for job in jobs]).clone()
+    theta, carried = means[:, :num_parameters], means[:, network.length :]
+    velocity = carried if carried.shape[1] else torch.zeros_like(theta)
+    if job.momentum is not None:
+        velocity.copy_(network.rows([job.momentum for job in jobs if job.momentum is not None]))
+    prior_mean, precision = (
+        network.rows([values[:num_parameters] for values in of_jobs])
+        for of_jobs in zip(*((job.prior.mean, job.prior.precision) for job in jobs), strict=True)
+    )
+    full_pull = proximal_pull(precision, [len(job.examples) for job in jobs], training)
+    fisher = torch.zeros_like(theta) if job.curvature and not job.by_example else None
+    drawn = [batches(len(job.examples), training.batch_size, job.steps, job.generator) for job in jobs]
 
-    with model.living_in(mean):
-        model.seed(generator)
-        model.module.train()
-        for step, rows in enumerate(batches(num_examples, training.batch_size, num_steps, generator), 1):
+    with network.training(jobs, means):
+        for step, rows in enumerate(torch.stack(drawn, 1), 1):  # (job, example)
             pull = pull_in_step(step, full_pull, training)
-            x, y = examples.batch(rows)
-            for part, gradient in model.gradients(F.cross_entropy(model.module(x), y)):
+            for part, gradient in network.gradients(jobs, rows):
                 if fisher is not None:
-                    fisher[part].addcmul_(gradient, gradient, value=len(rows) / num_steps)
-                _descend(mean[part], velocity[part], gradient, training)
+                    fisher[:, part].addcmul_(gradient, gradient, value=rows.shape[1] / job.steps)
+                _descend(theta[:, part], velocity[:, part], gradient, training)
                 if pull is not None:
-                    mean[part].lerp_(prior_mean[part], pull[part])
-        if curvature and fisher is None:
-            rows = torch.randperm(num_examples, generator=generator)[: training.fisher_examples]
-            fisher = exact_fisher(model, examples, rows, closed=has_closed_fisher(training))
+                    theta[:, part].lerp_(prior_mean[:, part], pull[:, part])
+        if job.curvature and fisher is None:
+            fisher = network.exact_fisher(jobs)
+    copy = len(jobs) > 1  # so that each answer, which may be kept for long, has its memory to itself
+    found = []
+    for i, job in enumerate(jobs):
+        mean, momentum = means[i].to("cpu", copy=copy), velocity[i].to("cpu", copy=copy)
+        found.append((_posterior(job, mean, None if fisher is None else fisher[i].cpu()), momentum))
+    return found
 
+
+def _posterior(job: Job, mean: Tensor, fisher: Tensor | None) -> Gaussian:
+    num_examples = len(job.examples)
     if fisher is None:
-        return Gaussian(mean, torch.tensor(float(num_examples)).expand(len(mean))), velocity
+        return Gaussian(mean, torch.tensor(float(num_examples)).expand(len(mean)))
     precision = torch.full_like(mean, num_examples)
-    torch.add(prior.precision[:num_parameters], fisher, alpha=num_examples, out=precision[:num_parameters])
-    return Gaussian(mean, precision), velocity
+    torch.add(job.prior.precision[: len(fisher)], fisher, alpha=num_examples, out=precision[: len(fisher)])
+    return Gaussian(mean, precision)
 
 
 def _descend(theta: Tensor, velocity: Tensor, gradient: Tensor, training: Training) -> None:
     """velocity ← momentum · velocity + gradient, theta ← theta − learning rate · velocity, both in place."""
     # In one pass, the kernel of SGD(fused=True), where that pays. It rounds as the three operations do, except for
-    # the numbers left over when its vectors are full: a length without such has the same bits (tests/test_local.py).
-    if len(theta) >= LARGE and len(theta) % 64 == 0 and training.momentum > 0:
+    # the numbers left over when its vectors are full: a length without such has the same bits (tests/client).
+    count = theta.numel()
+    if count >= LARGE and count % 64 == 0 and training.momentum > 0 and len(theta) == 1:
         torch._fused_sgd_(
             [theta], [gradient], [velocity], lr=training.learning_rate, momentum=training.momentum, dampening=0.0,
             weight_decay=0.0, nesterov=False, maximize=False, is_first_step=False,
@@ -115,14 +202,15 @@ def _descend(theta: Tensor, velocity: Tensor, gradient: Tensor, training: Traini
     theta.sub_(velocity.mul_(training.momentum).add_(gradient), alpha=training.learning_rate)
 
 
-def proximal_pull(precision: Tensor, num_examples: int | Tensor, training: Training) -> Tensor | None:
-    """The weights w of the proximal step towards the prior's mean; None for a flat prior."""
+def proximal_pull(precision: Tensor, num_examples: Sequence[int], training: Training) -> Tensor | None:
+    """The weights w of the proximal step towards the prior's mean; None for flat priors."""  # (job, parameter)
     if not bool(distinct(precision).max() > 0):  # any() would take five times as long
         return None
-    scale = training.learning_rate / (1 - training.momentum) / num_examples
+    scale = training.learning_rate / (1 - training.momentum)
     pull = torch.empty_like(precision, memory_format=torch.contiguous_format)
-    for part, known in blocks(pull, precision):  # 1/(1 + 1/a) is a/(1+a), also where the precision is 0 or infinite
-        torch.mul(known, scale, out=part).reciprocal_().add_(1).reciprocal_()
+    for row, of_job, count in zip(pull, precision, num_examples, strict=True):
+        for part, known in blocks(row, of_job):  # 1/(1 + 1/a) is a/(1+a), also where the precision is 0 or infinite
+            torch.mul(known, scale / count, out=part).reciprocal_().add_(1).reciprocal_()
     return pull
 
 
@@ -138,14 +226,45 @@ def pull_in_step(step: int, pull: Tensor | None, training: Training) -> Tensor |
     return part * pull / (1 - (1 - part) * pull)
 
 
-def needs_exact_fisher(training: Training, num_examples: int) -> bool:
-    """Whether the Fisher information must come from single examples, by the settings or for want of examples.
+class Alone:
+    """The network of one client at a time: the module itself, whose numbers are where the job's are."""
 
-    A batch of all examples shows no scatter: its mean gradient vanishes at the optimum, and their squares do not.
-    """
-    return training.fisher in ("exact", "examples") or num_examples <= training.batch_size
+    at_a_time = 1
+
+    def __init__(self, model: FlatModel):
+        self.model, self.num_parameters, self.length = model, model.num_parameters, len(model.vector)
+
+    def rows(self, vectors: Sequence[Tensor]) -> Tensor:
+        return vectors[0][None]
+
+    @contextmanager
+    def training(self, jobs: Sequence[Job], means: Tensor) -> Iterator[None]:
+        with self.model.living_in(means[0]):
+            self.model.seed(jobs[0].generator)
+            self.model.module.train()
+            yield
+
+    def gradients(self, jobs: Sequence[Job], rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        x, y = jobs[0].examples.batch(rows[0])
+        for part, gradient in self.model.gradients(F.cross_entropy(self.model.module(x), y)):
+            yield part, gradient[None]
+
+    def exact_fisher(self, jobs: Sequence[Job]) -> Tensor:
+        rows = fisher_rows(jobs[0])
+        return exact_fisher(self.model, jobs[0].examples, rows, closed=jobs[0].training.closed_form)[None]
+
+    def log_likelihoods(self, questions: Sequence[Question]) -> list[Tensor]:
+        return [log_likelihoods(self.model, q.vectors, q.examples, q.rows) for q in questions]
+
+    def log_probabilities(self, questions: Sequence[Question]) -> list[Tensor]:
+        return [log_probabilities(self.model, q.vectors, q.examples, q.rows) for q in questions]
 
 
-def has_closed_fisher(training: Training) -> bool:
-    """Whether single examples' gradients are squared and summed layer by layer, where that can be done."""
-    return training.fisher in ("auto", "examples")
+def alone(factory: ModelFactory, seed: int) -> Alone:
+    """A network of its own for each worker; all are built alike."""
+    return Alone(FlatModel(build(factory, seed, "probe")))
+
+
+def fisher_rows(job: Job) -> Tensor:
+    """The examples that a job's exact Fisher information is taken from."""
+    return torch.randperm(len(job.examples), generator=job.generator)[: job.training.fisher_examples]

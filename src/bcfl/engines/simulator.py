@@ -4,36 +4,44 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client import trainer
 from bcfl.client.check import check_model
 from bcfl.client.client import (
     LocalClient,
+    Order,
+    Scoring,
     among,
+    choices,
     continued_momentum,
     draw_model,
+    evaluations,
     is_usable,
     layout_of,
+    looks,
+    posteriors,
+    scores,
     wanted_models,
 )
 from bcfl.client.examples import Examples, pool
 from bcfl.client.score import Evaluation, Summary, share_explained, total_log_likelihood
-from bcfl.client.stacked import Stack, find_device
-from bcfl.client.trainer import Training
+from bcfl.client.stacked import Stacked
+from bcfl.client.trainer import Network, Training, alone
 from bcfl.data.partition import FederatedData
 from bcfl.engines.heap import give_back_memory, keep_blocks, keep_freed_memory
 from bcfl.engines.workers import Workers
-from bcfl.extensions.racing import moments
 from bcfl.federation import Choice, Jobs, Mixture, Work
 from bcfl.model.flat import FlatModel, ModelFactory, SharedModels, build
 from bcfl.randomness import numpy_generator
 
+A = TypeVar("A")
 T = TypeVar("T")
+DEVICES = "cpu, cuda, cuda:N, stacked-cpu"
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,23 @@ class Participation:
         return present, in_time
 
 
+def find_device(name: str) -> torch.device | None:
+    """The device on which clients are stacked; None for "cpu", where each is trained alone, in threads."""
+    kind, colon, number = name.partition(":")
+    if name == "cpu":
+        return None
+    if name == "stacked-cpu":
+        return torch.device("cpu")
+    if kind != "cuda" or (colon and not number.isdecimal()):
+        raise ValueError(f"device must be one of {DEVICES}, got {name!r}")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(number or 0) >= count:
+        here = ", ".join(["cpu", *(f"cuda:{i}" for i in range(count)), "stacked-cpu"])
+        raise ValueError(f"device {name!r} is not here: torch {torch.__version__} finds {count} CUDA devices; "
+                         f"allowed here: {here}")  # fmt: skip
+    return torch.device(name)
+
+
 class Simulator:
     """All clients' data and who computes for them; `begin(round)` gives the federation as a method sees it then."""
 
@@ -98,11 +123,15 @@ class Simulator:
         keep_blocks(self.layout.length * probe.vector.element_size())
         self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
         where = find_device(device)
-        stack = None if where is None else Stack(probe, where, [max(train, key=len), test[0]], training, draws_globally)
-        self._machine = stack or Workers(self.num_workers, lambda: FlatModel(build(factory, seed, "probe")))
+        if where is None:
+            self._workers: Workers[Network] = Workers(self.num_workers, partial(alone, factory, seed))
+            self._at_a_time = 1
+        else:
+            stacked = Stacked(probe, where, [max(train, key=len), test[0]], training, draws_globally)
+            self._workers, self._at_a_time = Workers(1, lambda: stacked), stacked.at_a_time
         self.clients = [
-            LocalClient(c, *own, training, seed, draws_globally, stack or trainer)
-            for c, own in enumerate(zip(train, test, strict=True))
+            LocalClient(c, *held, training, seed, draws_globally)
+            for c, held in enumerate(zip(train, test, strict=True))
         ]
         self.drift = data.drift
         if data.drift is not None:  # the same clients once their data have changed
@@ -115,7 +144,7 @@ class Simulator:
         torch.set_num_threads(1)
 
     def close(self) -> None:
-        self._machine.close()
+        self._workers.close()
         give_back_memory()
         torch.set_num_threads(self._threads_before)
 
@@ -138,9 +167,11 @@ class Simulator:
     def begin(self, round_index: int) -> "SimulatedClients":
         return SimulatedClients(self, round_index)
 
-    def stream(self, tasks: Iterable[Callable[[FlatModel], T]]) -> Iterator[T]:
-        """The results of the tasks, in their order; only a few are ever ahead, so that memory stays bounded."""
-        return self._machine.stream(tasks)
+    def ask(self, task: Callable[[list[A], Network], list[T]], asked: Iterable[A]) -> Iterator[T]:
+        """The answers to all that is asked, in its order; only a few are ever ahead, so that memory stays bounded."""
+        rest = iter(asked)
+        groups = iter(lambda: list(islice(rest, self._at_a_time)), [])
+        return chain.from_iterable(self._workers.stream(partial(task, group) for group in groups))
 
     def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:
         """Each client's mixture of models on the test data that it holds in that round.
@@ -148,15 +179,13 @@ class Simulator:
         None for a client without any, or that is not there yet.
         """
         joined = self.participation.joined(self.num_clients, round_index)
-
-        def task(client: LocalClient, mixture: Mixture) -> Callable[[FlatModel], Evaluation | None]:
-            if not joined[client.index]:
-                return lambda model: None
-            log_weight = torch.tensor(list(mixture.values()), dtype=torch.float64).log()
-            return lambda model: client.evaluate(model, [models[m] for m in mixture], log_weight, self.num_classes)
-
-        pairs = zip(self.clients_in(round_index)[0], mixtures, strict=True)
-        return list(self.stream(task(client, mixture) for client, mixture in pairs))
+        asked = {
+            client.index: (client, [models[m] for m in mixture], torch.tensor(list(mixture.values())).double().log())
+            for client, mixture in zip(self.clients_in(round_index)[0], mixtures, strict=True)
+            if joined[client.index]
+        }
+        found = dict(zip(asked, self.ask(partial(evaluations, self.num_classes), asked.values()), strict=True))
+        return [found.get(client) for client in range(self.num_clients)]
 
 
 class SimulatedClients:
@@ -175,50 +204,37 @@ class SimulatedClients:
     def draw_model(self, *path: int) -> Tensor:
         return draw_model(self.engine.factory, self.layout, self.seed, *path)
 
-    def score(
-        self,
-        models: Tensor,
-        max_examples: int | None = None,
-        held_out: float = 0.0,
-    ) -> Tensor:
-        return self._score(models, max_examples, total_log_likelihood, held_out)
+    def score(self, models: Tensor, max_examples: int | None = None, held_out: float = 0.0) -> Tensor:
+        return self._score(models, Scoring(self.round, max_examples, held_out), total_log_likelihood)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
-        return self._score(models, max_examples, share_explained)
+        return self._score(models, Scoring(self.round, max_examples), share_explained)
 
-    def _score(self, models: Tensor, max_examples: int | None, summary: Summary, held_out: float = 0.0) -> Tensor:
-        shared = SharedModels.of(models)
-
-        def task(client: int, model: FlatModel) -> Tensor:
-            return self.clients[client].score(model, shared, self.round, max_examples, summary, held_out)
-
-        scores = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
-        clients = self._present_clients()
-        answers = self.engine.stream(partial(task, client) for client in clients)
+    def _score(self, models: Tensor, scoring: Scoring, summary: Summary) -> Tensor:
+        found = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
+        clients = [self.clients[client] for client in self._present_clients()]
+        answers = self.engine.ask(partial(scores, SharedModels.of(models), scoring, summary), clients)
         for client, row in zip(clients, answers, strict=True):
-            scores[client] = row
-            self.work.count_scored(len(models) * self.clients[client].num_scored(max_examples, held_out))
+            found[client.index] = row
+            self.work.count_scored(len(models) * client.num_scored(scoring.max_examples, scoring.held_out))
             self.work.scalars_up += len(models)
         self._count_asked(len(clients) * len(models))
-        return scores
+        return found
 
     def look(
         self, models: Tensor, max_examples: int | None, wanted: Tensor, first: int, last: int
     ) -> tuple[Tensor, Tensor]:
-        shared = SharedModels.of(models)
-
-        def task(client: int, own: Tensor, model: FlatModel) -> tuple[Tensor, Tensor]:
-            vectors, part = shared.only(own.tolist()), (first, last)
-            return moments(self.clients[client].log_likelihoods(model, vectors, self.round, max_examples, part=part))
-
+        shared, scoring = SharedModels.of(models), Scoring(self.round, max_examples, part=(first, last))
         mean = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
         covariance = torch.full((*mean.shape, len(models)), torch.nan, dtype=torch.float64)
-        own_of = wanted_models(self.present, wanted)
-        answers = self.engine.stream(partial(task, *item) for item in own_of.items())
-        for (client, own), answer in zip(own_of.items(), answers, strict=True):
-            mean[client], covariance[client] = among(len(models), own, *answer)
-            self.work.count_look(len(own), len(models), first, last, self.clients[client].num_scored(max_examples))
-        self._count_asked(sum(len(own) for own in own_of.values()))
+        of_client = wanted_models(self.present, wanted)
+        asked = [(self.clients[client], shared.only(places.tolist())) for client, places in of_client.items()]
+        for (client, places), answer in zip(
+            of_client.items(), self.engine.ask(partial(looks, scoring), asked), strict=True
+        ):
+            mean[client], covariance[client] = among(len(models), places, *answer)
+            self.work.count_look(len(places), len(models), first, last, self.clients[client].num_scored(max_examples))
+        self._count_asked(sum(map(len, of_client.values())))
         return mean, covariance
 
     def _count_asked(self, num_models: int) -> None:
@@ -226,12 +242,15 @@ class SimulatedClients:
         self.work.parameters_down += num_models * self.layout.num_evaluated
 
     def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
-        pairs = zip(jobs.belief.tolist(), jobs.client.tolist(), strict=True)
-        in_time = [(i, belief, client) for i, (belief, client) in enumerate(pairs) if self.in_time[client]]
-        tasks = (partial(self._posterior_of, client, belief, models, jobs, i) for i, belief, client in in_time)
-        results = self.engine.stream(tasks)
+        pairs = list(zip(jobs.belief.tolist(), jobs.client.tolist(), strict=True))
+        asked = (
+            (self.clients[client], models[belief], self._order(jobs, client, belief, i))
+            for i, (belief, client) in enumerate(pairs)
+            if self.in_time[client]
+        )
+        answers = self.engine.ask(posteriors, asked)
         self.work.exchanges += 1
-        for client, belief in zip(jobs.client.tolist(), jobs.belief.tolist(), strict=True):
+        for belief, client in pairs:
             if not self.in_time[client]:
                 self.work.late += 1
                 yield None
@@ -239,24 +258,19 @@ class SimulatedClients:
             self.work.parameters_down += self.layout.numbers_sent(jobs.curvature) + (
                 0 if jobs.start is None else models.mean.shape[1]
             )
-            yield self._received(client, belief, jobs, *next(results))
+            yield self._received(client, belief, jobs, *next(answers))
 
     def fit_best(
         self, models: Gaussian, strength: float, curvature: bool, max_examples: int | None, racing: float = 0.0
     ) -> Iterator[Choice]:
-        shared = SharedModels.of(models.mean)
-
-        def task(client: int, model: FlatModel) -> tuple[int, int, tuple[Gaussian, Tensor]]:
-            own = self.clients[client]
-            best, num_scored = own.best(model, shared, self.round, max_examples, racing)
-            return best, num_scored, self._posterior_of(client, best, models, jobs, 0, model)
-
         jobs = Jobs(torch.empty(0), torch.empty(0), strength=torch.tensor([strength]), curvature=curvature)
         clients = self._present_clients()
         in_time = [client for client in clients if self.in_time[client]]
         self.work.exchanges += 1
         self.work.late += len(clients) - len(in_time)
-        answers = self.engine.stream(partial(task, client) for client in in_time)
+        asked = ((self.clients[c], [self._order(jobs, c, belief, 0) for belief in range(len(models))]) for c in in_time)
+        scoring = Scoring(self.round, max_examples)
+        answers = self.engine.ask(partial(choices, models, SharedModels.of(models.mean), scoring, racing), asked)
         for client, (best, num_scored, answer) in zip(in_time, answers, strict=True):
             in_full = len(models) * self.clients[client].num_scored(max_examples)
             self.work.count_scored(num_scored, in_full if racing else None)
@@ -267,20 +281,16 @@ class SimulatedClients:
     def _present_clients(self) -> list[int]:
         return self.present.nonzero()[:, 0].tolist()
 
-    def _posterior_of(
-        self, client: int, belief: int, models: Gaussian, jobs: Jobs, job: int, model: FlatModel
-    ) -> tuple[Gaussian, Tensor]:
+    def _order(self, jobs: Jobs, client: int, belief: int, job: int) -> Order:
         parent = belief if jobs.parent_of is None else int(jobs.parent_of[belief])
-        return self.clients[client].fit(
-            model,
-            models[belief],
+        return Order(
             self.round,
-            strength=1.0 if jobs.strength is None else float(jobs.strength[job]),
-            curvature=jobs.curvature,
-            start=None if jobs.start is None else jobs.start[client],
-            num_steps=jobs.num_steps,
-            momentum=continued_momentum(self._momentum_before.get(client, {}), parent),
-            held_out=jobs.held_out,
+            1.0 if jobs.strength is None else float(jobs.strength[job]),
+            jobs.curvature,
+            None if jobs.start is None else jobs.start[client],
+            jobs.num_steps,
+            continued_momentum(self._momentum_before.get(client, {}), parent),
+            jobs.held_out,
         )
 
     def _received(self, client: int, belief: int, jobs: Jobs, posterior: Gaussian, momentum: Tensor) -> Gaussian | None:

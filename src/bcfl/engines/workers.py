@@ -14,44 +14,43 @@ from typing import Generic, TypeVar
 
 import torch
 
-from bcfl.model.flat import FlatModel
-
+N = TypeVar("N")
 T = TypeVar("T")
 
 
 @dataclass
-class Offer(Generic[T]):
+class Offer(Generic[N, T]):
     """A task for whoever is first to take it; to cancel its result is to take the task."""
 
-    task: Callable[[FlatModel], T]
+    task: Callable[[N], T]
     result: Future[T]
 
 
-class Workers:
-    """The caller and so many threads less one, each with a model of its own for its tasks to work with.
+class Workers(Generic[N]):
+    """The caller and so many threads less one, each with a network of its own for its tasks to work with.
 
     The caller plays tasks while it waits, and does with their results what it likes in between. A thread more, for the
     caller alone, would take from the others' cores what those results cost, and the last of them would be late by it.
     """
 
-    def __init__(self, count: int, make_model: Callable[[], FlatModel]):
-        self.count, self._make_model = count, make_model
-        self._own_model: FlatModel | None = make_model()
+    def __init__(self, count: int, make_network: Callable[[], N]):
+        self.count, self._make_network = count, make_network
+        self._network: N | None = make_network()
         self._thread = threading.local()
         self._others = ThreadPoolExecutor(count - 1, "bcfl-worker", initializer=self._start) if count > 1 else None
 
     def _start(self) -> None:
         torch.set_num_threads(1)
-        self._thread.model = self._make_model()
+        self._thread.network = self._make_network()
 
     def close(self) -> None:
-        self._own_model = None
+        self._network = None
         if self._others is not None:
             self._others.shutdown(cancel_futures=True)
 
-    def stream(self, tasks: Iterable[Callable[[FlatModel], T]]) -> Iterator[T]:
+    def stream(self, tasks: Iterable[Callable[[N], T]]) -> Iterator[T]:
         """The results of the tasks, in their order; only a few are ever ahead, so that memory stays bounded."""
-        offers: deque[Offer[T]] = deque()
+        offers: deque[Offer[N, T]] = deque()
         try:
             for task in tasks:
                 offers.append(self._offer(task))
@@ -63,10 +62,10 @@ class Workers:
             for offer in offers:
                 offer.result.cancel()
 
-    def _offer(self, task: Callable[[FlatModel], T]) -> Offer[T]:
+    def _offer(self, task: Callable[[N], T]) -> Offer[N, T]:
         return Offer(task, Future() if self._others is None else self._others.submit(self._play_there, task))
 
-    def _first_result(self, offers: deque[Offer[T]]) -> T:
+    def _first_result(self, offers: deque[Offer[N, T]]) -> T:
         while not (result := offers[0].result).done() or result.cancelled():  # the latter only by close()
             taken = next((offer for offer in offers if offer.result.cancel()), None)
             if taken is None:  # others are at work on all of them
@@ -74,18 +73,18 @@ class Workers:
             taken.result = self._play_here(taken.task)
         return offers.popleft().result.result()
 
-    def _play_there(self, task: Callable[[FlatModel], T]) -> T:
-        return task(self._thread.model)
+    def _play_there(self, task: Callable[[N], T]) -> T:
+        return task(self._thread.network)
 
-    def _play_here(self, task: Callable[[FlatModel], T]) -> Future[T]:
-        if self._own_model is None:
+    def _play_here(self, task: Callable[[N], T]) -> Future[T]:
+        if self._network is None:
             raise RuntimeError("cannot play tasks after shutdown")
         played: Future[T] = Future()
         # As in a fresh thread, whatever the caller has set for its own.
         torch.set_num_threads(1)
         with torch.inference_mode(False), torch.enable_grad():
             try:
-                played.set_result(task(self._own_model))
+                played.set_result(task(self._network))
             except Exception as error:  # raised when it is this task's turn
                 played.set_exception(error)
         return played

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from bcfl.client.client import Layout, layout_of
-from bcfl.client.stacked import find_device
 from bcfl.data.datasets import full_name
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.data.scales import remark_on_scales, scales_itself
-from bcfl.engines.simulator import Simulator
+from bcfl.engines.simulator import Simulator, find_device
 from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.runs.course import Course, Engine, begin, drift_of, kept_rounds, last_info, placed_in, take_up
 from bcfl.runs.environment import environment

@@ -10,8 +10,21 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
-from bcfl.client.client import Later, LocalClient, continued_momentum, is_usable, layout_of
+from bcfl.client.client import (
+    Later,
+    LocalClient,
+    Order,
+    Scoring,
+    best,
+    continued_momentum,
+    evaluations,
+    is_usable,
+    layout_of,
+    posteriors,
+    scores,
+)
 from bcfl.client.score import total_log_likelihood
+from bcfl.client.trainer import Alone
 from bcfl.engines.flower.privacy import Protection
 from bcfl.engines.flower.wire import (
     FLOAT,
@@ -28,7 +41,7 @@ from bcfl.engines.flower.wire import (
     whole_number,
 )
 from bcfl.extensions.racing import moments
-from bcfl.model.flat import FlatModel
+from bcfl.model.flat import FlatModel, SharedModels
 
 MAX_STEPS = 1_000_000  # of all local trainings that one question asks for: no client trains more, whoever asks
 
@@ -91,7 +104,8 @@ class Respondent:
         models = self._vectors(content, count)
         held_out = number_of(ask, "held-out", 0, 1) if kind == "score" else 0.0
         part = self._part(ask, client.num_scored(bound)) if kind == "look" else None
-        values = client.log_likelihoods(self.model, models, round_index, bound, held_out, part)
+        asked = client.question(models, Scoring(round_index, bound, held_out, part))
+        (values,) = Alone(self.model).log_likelihoods([asked])
         if kind == "look":
             return self._look(values, round_index, first, total, state)
         if kind == "share":
@@ -146,25 +160,22 @@ class Respondent:
             raise ValueError(f"kind must be all or best, got {one_line(ask.get('kind'))[:40]}")
         chosen, choice = list(range(len(wanted.beliefs))), None
         if ask["kind"] == "best":
-            best, num_scored = self._best(torch.stack([belief.mean for belief in wanted.beliefs]), ask, round_index)
-            chosen, choice = [best], ConfigRecord({"choice": best, "scored": num_scored})
+            chosen_one, num_scored = self._best(
+                torch.stack([belief.mean for belief in wanted.beliefs]), ask, round_index
+            )
+            chosen, choice = [chosen_one], ConfigRecord({"choice": chosen_one, "scored": num_scored})
         steps = len(chosen) * (wanted.num_steps or client.training.local_steps)
         if steps > MAX_STEPS:
             raise ValueError(f"{steps} local steps are asked for, at most {MAX_STEPS} are trained")
         memory = _Momentum(state, round_index) if client.training.momentum_state == "client" else None
         answer: dict[str, Array] = {}
         for i in chosen:
-            posterior, velocity = client.fit(
-                self.model,
-                wanted.beliefs[i],
-                round_index,
-                strength=wanted.strengths[i],
-                curvature=wanted.curvature,
-                start=wanted.start,
-                num_steps=wanted.num_steps,
-                momentum=continued_momentum(memory.before, wanted.parents[i]) if memory else None,
-                held_out=wanted.held_out,
-            )
+            momentum = continued_momentum(memory.before, wanted.parents[i]) if memory else None
+            order = Order(
+                round_index, wanted.strengths[i], wanted.curvature, wanted.start, wanted.num_steps, momentum,
+                wanted.held_out,
+            )  # fmt: skip
+            ((posterior, velocity),) = posteriors([(client, wanted.beliefs[i], order)], Alone(self.model))
             answer |= self._told(posterior, wanted, i)
             if memory and is_usable(posterior, self.model.variances):
                 memory.now[wanted.indices[i]] = velocity
@@ -215,11 +226,12 @@ class Respondent:
     def _best(self, means: Tensor, ask: Mapping[str, Any], round_index: int) -> tuple[int, int]:
         """The belief that explains the client's data best, and how many (example, model) pairs were scored."""
         client, bound, racing = self._client(round_index), _bound(ask), number_of(ask, "racing", 0, 1)
+        scoring, network = Scoring(round_index, bound), Alone(self.model)
         if self.protection is None:
-            return client.best(self.model, means, round_index, bound, racing)
+            return best(SharedModels.of(means), scoring, racing, [client], network)[0]
         # A choice by blurred scores needs all of them in full, racing or not.
-        scores = client.score(self.model, means, round_index, bound, total_log_likelihood)
-        blurred = self.protection.privacy.scores(scores, len(client.train))
+        (found,) = scores(means, scoring, total_log_likelihood, [client], network)
+        blurred = self.protection.privacy.scores(found, len(client.train))
         return int(blurred.argmax()), len(means) * client.num_scored(bound)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
@@ -231,7 +243,8 @@ class Respondent:
         if not shares or any(not 0 < share <= 1.001 for share in shares):
             raise ValueError("shares must be numbers in (0, 1], one per model and at least one")
         vectors, log_weight = self._vectors(content, len(shares)), torch.tensor(shares, dtype=torch.float64).log()
-        evaluation = self._client(round_index).evaluate(self.model, vectors, log_weight, self.num_classes)
+        client, network = self._client(round_index), Alone(self.model)
+        (evaluation,) = evaluations(self.num_classes, [(client, list(vectors), log_weight)], network)
         if evaluation is None:
             raise ValueError("this client has no test data")
         answer = {

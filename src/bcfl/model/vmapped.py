@@ -9,24 +9,25 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad, vmap
 
-from bcfl.client.examples import Examples
 from bcfl.model.flat import FlatModel, SeededDropout, views
 from bcfl.model.functional import call
 
 logger = logging.getLogger(__name__)
+Batch = Callable[[Tensor], tuple[Tensor, Tensor]]  # inputs and labels of rows
 Stacked = Callable[..., tuple[Tensor, ...]]  # of tensors that share a first axis
 Loss = tuple[Tensor, tuple[Tensor, ...]]  # or its gradient; and what else is to be known of the pass
 
 
-class StackedModel:
+class VmappedModel:
     """The functions of a FlatModel's module, by `vmap` over the first axis of everything they are given.
 
-    Where `vmap` cannot do it, or does otherwise than the module itself (it is tried on some of `examples`), or is not
-    wanted, it is done one by one.
+    Where `vmap` cannot do it, or does otherwise than the module itself (it is tried on some of the examples that
+    `batch` takes rows of), or is not wanted, it is done one by one.
     """
 
-    def __init__(self, model: FlatModel, device: torch.device, examples: Examples, one_by_one: bool):
-        self.model, self.module, self.device, self._examples = model, model.module, device, examples
+    def __init__(self, model: FlatModel, device: torch.device, batch: Batch, num_examples: int, one_by_one: bool):
+        self.model, self.module, self.device = model, model.module, device
+        self._batch, self._num_examples = batch, num_examples
         model.load(model.vector)  # counters at their beginning, whatever was done with the model before
         buffers = dict(self.module.named_buffers())
         self._statistics = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
@@ -64,7 +65,7 @@ class StackedModel:
 
         def gradient(x: Tensor, y: Tensor) -> tuple[Tensor]:
             def loss(own: Tensor) -> Loss:
-                return F.cross_entropy(self._evaluated(own, statistics, x[None]), y[None]), ()
+                return F.cross_entropy(self.evaluated(own, statistics, x[None]), y[None]), ()
 
             return (self._gradient(loss)(parameters)[0],)
 
@@ -102,7 +103,7 @@ class StackedModel:
         self.module.train()
         self.model.seed(torch.Generator())
         with torch.random.fork_rng(devices=[]):  # nobody's draws depend on whether this was tried
-            self.module(self._examples.batch(torch.zeros(batch_size, dtype=torch.int64))[0])
+            self.module(self._batch(torch.zeros(batch_size, dtype=torch.int64))[0])
 
     def _dropout_calls(self, batch_size: int) -> list[tuple[SeededDropout, Tensor]]:
         """The dropout layers in the order in which a step calls them, each with the shape and layout of its input."""
@@ -150,9 +151,10 @@ class StackedModel:
 
     def _output(self, vector: Tensor, x: Tensor) -> tuple[Tensor]:
         parameters, statistics = vector.split([self.model.num_parameters, self.model.num_statistics])
-        return (self._evaluated(parameters, statistics, x),)
+        return (self.evaluated(parameters, statistics, x),)
 
-    def _evaluated(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
+    def evaluated(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
+        """The outputs of one model, in the mode that the module is in."""
         values = self.model.parameter_views(parameters) | self._named(self._split(statistics))
         counters = {name: counter.to(x.device) for name, counter in self._counters.items()}
         return call(self.module, values | counters, x)
@@ -175,7 +177,7 @@ class StackedModel:
             return True
 
     def _some(self, count: int) -> tuple[Tensor, Tensor]:
-        x, y = self._examples.batch(torch.arange(min(count, len(self._examples))))
+        x, y = self._batch(torch.arange(min(count, self._num_examples)))
         return x.to(self.device), y.to(self.device)
 
     def _check_swapping(self) -> None:
@@ -196,7 +198,7 @@ class StackedModel:
 
     def _own_answers(self, vector: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """By the module itself, on the CPU: the gradient of some batch, the statistics after it, and the outputs."""
-        x, y = self._examples.batch(torch.arange(min(2, len(self._examples))))
+        x, y = self._batch(torch.arange(min(2, self._num_examples)))
         before, gradient = self.model.vector.clone(), torch.zeros(self.model.num_parameters)
         self.model.load(vector)
         self.model.seed(torch.Generator().manual_seed(0))
