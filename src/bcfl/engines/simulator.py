@@ -180,12 +180,16 @@ class Simulator:
         """
         joined = self.participation.joined(self.num_clients, round_index)
         asked = {
-            client.index: (client, [models[m] for m in mixture], torch.tensor(list(mixture.values())).double().log())
+            client.index: (client, [models[m] for m in mixture], log_shares(mixture))
             for client, mixture in zip(self.clients_in(round_index)[0], mixtures, strict=True)
             if joined[client.index]
         }
         found = dict(zip(asked, self.ask(partial(evaluations, self.num_classes), asked.values()), strict=True))
         return [found.get(client) for client in range(self.num_clients)]
+
+
+def log_shares(mixture: Mixture) -> Tensor:
+    return torch.tensor(list(mixture.values()), dtype=torch.float64).log()
 
 
 class SimulatedClients:
