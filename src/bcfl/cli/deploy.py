@@ -35,6 +35,20 @@ class Asked:
         look_here()
         return read_settings(self.config, self.overrides, self.clients, self.seed, data_factory)
 
+    def site(
+        self, folder: Path, num_clients: int, server: str | None, port: int | None, data_factory: str | None
+    ) -> Any:
+        """Where that federation's processes will listen."""
+        from bcfl.deploy.folder import GATE_PORT, Site
+
+        if server is None and not self.insecure:
+            raise ValueError("--server must be given: the server's name or IP address as the clients reach it "
+                             "(127.0.0.1 if all of them are on this machine)")  # fmt: skip
+        if self.insecure and port is not None:
+            raise ValueError("--port is the gate's, and --insecure goes without a gate; leave one of them out")
+        host, gate_port = "127.0.0.1" if server is None else server, None if self.insecure else port or GATE_PORT
+        return Site(folder, num_clients, host, gate_port=gate_port, insecure=self.insecure, data_factory=data_factory)
+
 
 def local(*, asked: Asked, out: options.RunOut = None, follow: options.Follow) -> int:
     """Server, clients and a run on this machine, until it is done.
@@ -82,19 +96,7 @@ def init(
     from bcfl.deploy import folder as parts
     from bcfl.deploy.terms import found_elsewhere
 
-    if server is None and not asked.insecure:
-        raise ValueError("--server must be given: the server's name or IP address as the clients reach it "
-                         "(127.0.0.1 if all of them are on this machine)")  # fmt: skip
-    if asked.insecure and port is not None:
-        raise ValueError("--port is the gate's, and --insecure goes without a gate; leave one of them out")
-    site = parts.Site(
-        folder,
-        terms["num_clients"],
-        "127.0.0.1" if server is None else server,
-        gate_port=None if asked.insecure else port or parts.GATE_PORT,
-        insecure=asked.insecure,
-        data_factory=data_factory,
-    )
+    site = asked.site(folder, terms["num_clients"], server, port, data_factory)
     parts.init(site, config, terms)
     console_for().print(f"{folder} holds a federation of {site.num_clients} clients; {folder}/README.md tells what "
                         "goes where", soft_wrap=True)  # fmt: skip
