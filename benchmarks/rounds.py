@@ -17,7 +17,7 @@ from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg
 from bcfl.methods.bcfl import BCFL
 from bcfl.methods.steps import distinct_groups, train_groups
-from bcfl.model.flat import mlp
+from bcfl.model.zoo import mlp
 
 NUM_WORKERS = 2
 TARGETS = {"Fashion-MNIST net": 1.10, "CIFAR-10 net": 1.10, "AmazonReview net": 1.15, "Digits-Five net": 1.15}

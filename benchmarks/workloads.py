@@ -21,7 +21,8 @@ from bcfl.engines.simulator import Simulator
 from bcfl.federation import Hypotheses, Method
 from bcfl.methods.bcfl import BCFL
 from bcfl.methods.steps import distinct_groups, single_story, train_groups
-from bcfl.model.flat import ModelFactory, amazon_mlp, build, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
+from bcfl.model.flat import ModelFactory, build
+from bcfl.model.zoo import amazon_mlp, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
 from bcfl.randomness import generator
 
 SEED = 0

@@ -21,7 +21,7 @@ from bcfl.cli import build, main
 from bcfl.data.datasets import DATASETS
 from bcfl.data.manifest import save_partition
 from bcfl.methods import METHODS
-from bcfl.model.flat import MODELS
+from bcfl.model.zoo import MODELS
 from bcfl.runs.loop import start
 from bcfl.runs.problem import load_data
 from bcfl.runs.reference import all_settings

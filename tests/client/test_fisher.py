@@ -12,7 +12,8 @@ from torch.func import functional_call, grad, vmap
 from bcfl.client import fisher
 from bcfl.client.examples import Examples, pool
 from bcfl.client.fisher import exact_fisher, squares_by_layer
-from bcfl.model.flat import FlatModel, amazon_mlp, build, cifar_cnn, fashion_cnn, mlp
+from bcfl.model.flat import FlatModel, build
+from bcfl.model.zoo import amazon_mlp, cifar_cnn, fashion_cnn, mlp
 from bcfl.randomness import generator
 
 

@@ -30,7 +30,8 @@ from bcfl.federation import Jobs
 from bcfl.methods import METHODS as REGISTERED
 from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg
-from bcfl.model.flat import MODELS, FlatModel, ModelFactory, build
+from bcfl.model.flat import FlatModel, ModelFactory, build
+from bcfl.model.zoo import MODELS
 from bcfl.runs.loop import resume, start
 from bcfl.runs.observers import Observer
 from bcfl.runs.result import Result

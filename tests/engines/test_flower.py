@@ -26,7 +26,7 @@ from bcfl.engines.flower.privacy import spent
 from bcfl.engines.flower.wire import DESCRIBE, EVALUATE, FIT, FLOAT, SCORE, read_array
 from bcfl.engines.simulator import Participation
 from bcfl.methods import METHODS
-from bcfl.model.flat import MODELS, mlp
+from bcfl.model.zoo import MODELS, mlp
 from bcfl.runs.loop import start
 from bcfl.runs.problem import load_data
 from bcfl.runs.result import Result

@@ -17,7 +17,8 @@ from bcfl.engines.heap import give_back_memory, keep_blocks, keep_freed_memory
 from bcfl.belief.gaussian import flat
 from bcfl.client.examples import Examples
 from bcfl.client.trainer import Alone, Job, Training, fit
-from bcfl.model.flat import FlatModel, cifar_cnn, fashion_cnn, mlp
+from bcfl.model.flat import FlatModel
+from bcfl.model.zoo import cifar_cnn, fashion_cnn, mlp
 
 factory = {factory}
 kept = keep_freed_memory(factory)
@@ -53,7 +54,7 @@ from bcfl.engines.heap import keep_freed_memory
 from bcfl.engines.simulator import Simulator
 from bcfl.client.trainer import Training
 from bcfl.methods.attentive import FedSoft
-from bcfl.model.flat import mlp
+from bcfl.model.zoo import mlp
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
@@ -72,7 +73,7 @@ with Simulator(lambda: mlp(num_hidden=70_000), data, training, 0, num_workers=1)
 HEAPS = """
 import ctypes, threading, torch
 from bcfl.engines.heap import keep_freed_memory
-from bcfl.model.flat import amazon_mlp, cifar_cnn
+from bcfl.model.zoo import amazon_mlp, cifar_cnn
 
 keep_freed_memory({first})
 keep_freed_memory({second})  # too late: the first call decides

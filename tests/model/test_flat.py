@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcfl.model import functional
-from bcfl.model.flat import LARGE, MODELS, FlatModel, SeededDropout, build, look_up
+from bcfl.model.flat import LARGE, FlatModel, SeededDropout, build
+from bcfl.model.zoo import MODELS, look_up
 from bcfl.randomness import generator
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from bcfl.client.client import layout_of
 from bcfl.client.trainer import Training
 from bcfl.model.architecture import architecture
-from bcfl.model.flat import MODELS, FlatModel
+from bcfl.model.flat import FlatModel
+from bcfl.model.zoo import MODELS
 
 
 class Net(nn.Module):

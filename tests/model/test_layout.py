@@ -13,17 +13,9 @@ from torch import Tensor, nn
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.methods.bcfl import BCFL
-from bcfl.model.flat import (
-    FlatModel,
-    ModelFactory,
-    SharedModels,
-    amazon_mlp,
-    cifar_cnn,
-    digits_five_cnn,
-    fashion_cnn,
-    mlp,
-)
+from bcfl.model.flat import FlatModel, ModelFactory, SharedModels
 from bcfl.model.layout import FEWEST_ROWS, SparseInputs, convolutions_of, largest_input, sparse_inputs_of
+from bcfl.model.zoo import amazon_mlp, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
 
 TOLERANCE = 1e-5  # of scores of size 1: the order of float32 sums
 

@@ -20,7 +20,7 @@ import bcfl
 from bcfl.data.datasets import load
 from bcfl.engines.simulator import Simulator
 from bcfl.methods.bcfl import BCFL
-from bcfl.model.flat import mlp
+from bcfl.model.zoo import mlp
 from bcfl.runs import store
 from bcfl.runs.environment import source_digest
 from bcfl.runs.loop import (

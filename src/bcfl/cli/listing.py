@@ -41,7 +41,7 @@ def list_(
 def _kinds() -> dict[str, dict[str, str]]:
     from bcfl.data.datasets import DATASETS
     from bcfl.methods import METHODS
-    from bcfl.model.flat import MODELS
+    from bcfl.model.zoo import MODELS
     from bcfl.runs.reference import all_settings
 
     found = (

@@ -3,7 +3,8 @@
 import ctypes
 import os
 
-from bcfl.model.flat import ModelFactory, cifar_cnn, fashion_cnn, mlp
+from bcfl.model.flat import ModelFactory
+from bcfl.model.zoo import cifar_cnn, fashion_cnn, mlp
 
 # glibc's parameters and their numbers, from malloc.h: they have no other door.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8

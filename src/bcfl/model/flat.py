@@ -1,6 +1,5 @@
 """A torch module as one flat vector, and the modules known by name."""
 
-import difflib
 import itertools
 import threading
 import weakref
@@ -76,52 +75,35 @@ class FlatModel:
     """
 
     def __init__(self, module: nn.Module):
-        self.module = module
+        refuse_unsuited(module)
+        self.module, self.layers = module, architecture(module)
         parameters = list(module.parameters())
         statistics = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-        if any(is_lazy(tensor) for tensor in (*parameters, *module.buffers())):
-            raise ValueError("model has lazy layers: call it on an example of its input before it is given away")
-        if not any(parameter.requires_grad for parameter in parameters):
-            raise ValueError("model has no parameters to train")
-        named = {
-            **dict(module.named_parameters()),
-            **{name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()},
-        }
-        for name, tensor in named.items():
-            if tensor.dtype != torch.float32:
-                kind = str(tensor.dtype).removeprefix("torch.")
-                raise ValueError(f"model must have float32 parameters and statistics, {name} is {kind}: use .float()")
-        self.num_parameters = sum(p.numel() for p in parameters)
-        self.num_statistics = sum(s.numel() for s in statistics)
-        layer_of = [name.rpartition(".")[0] for name, _ in module.named_parameters()]  # tied parameters stand once
-        last = [p for p, layer in zip(parameters, layer_of, strict=True) if layer == layer_of[-1]]
-        self.last_layer = module.get_submodule(layer_of[-1])
-        self.num_last_layer = sum(p.numel() for p in last)  # they stand last among the parameters
-        self.vector = self._own = torch.zeros(self.num_parameters + self.num_statistics)
-        small = [p for p in parameters if p.numel() < LARGE]
-        self.gradient = torch.zeros(sum(p.numel() for p in small))  # of all parameters but the large ones
-        self.parameters = self.vector[: self.num_parameters]
-        self._counters = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_floating_point()]
         self._tensors = [*parameters, *statistics]
+        self.num_parameters, self.num_statistics = (sum(t.numel() for t in part) for part in (parameters, statistics))
+        self._counters = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_floating_point()]
+        self.vector = self._own = torch.zeros(self.num_parameters + self.num_statistics)
+        self.parameters = self.vector[: self.num_parameters]
         for tensor, view in zip(self._tensors, views(self.vector, self._tensors), strict=True):
             view.copy_(tensor.detach())
             tensor.data = view
+        self.shapes = tuple("×".join(map(str, tensor.shape)) or "1" for tensor in self._tensors)
+        self._spots = [(tensor.shape, tensor.stride(), tensor.storage_offset()) for tensor in self._tensors]
+        small = [p for p in parameters if p.numel() < LARGE]
+        self.gradient = torch.zeros(sum(p.numel() for p in small))  # of all parameters but the large ones
+        for parameter, view in zip(small, views(self.gradient, small), strict=True):
+            parameter.grad = view
+        self._pieces = list(_pieces(parameters, self.gradient))
         # Where BatchNorm's running variances are in the vector: whoever changes it as a whole must keep them positive.
         self.variances = tuple(
             slice(buffer.storage_offset(), buffer.storage_offset() + buffer.numel())
             for name, buffer in module.named_buffers()
             if name.rpartition(".")[2] == "running_var" and buffer.is_floating_point()
         )
-        self.layers = architecture(module)
-        self.shapes = tuple("×".join(map(str, tensor.shape)) or "1" for tensor in self._tensors)
-        self._spots = [(tensor.shape, tensor.stride(), tensor.storage_offset()) for tensor in self._tensors]
-        if not self.vector.isfinite().all():
-            name = next(name for name, tensor in named.items() if not tensor.isfinite().all())
-            raise ValueError(f"model must start with finite parameters and statistics, {name} does not: a mask can be "
-                             "boolean, or made in forward")  # fmt: skip
-        for parameter, view in zip(small, views(self.gradient, small), strict=True):
-            parameter.grad = view
-        self._pieces = list(_pieces(parameters, self.gradient))
+        layer_of = [name.rpartition(".")[0] for name, _ in module.named_parameters()]  # tied parameters stand once
+        last = [p for p, layer in zip(parameters, layer_of, strict=True) if layer == layer_of[-1]]
+        self.last_layer = module.get_submodule(layer_of[-1])
+        self.num_last_layer = sum(p.numel() for p in last)  # they stand last among the parameters
         self.dropouts = _seed_dropout(module)
         self._convolutions, self._sparse_inputs = convolutions_of(module), sparse_inputs_of(module)
         all_names = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
@@ -235,6 +217,24 @@ class FlatModel:
         return next((name for name, tensor in floating if tensor.data_ptr() not in kept), None)
 
 
+def refuse_unsuited(module: nn.Module) -> None:
+    """Nothing happens if the module's parameters and statistics can be a vector's, and something of it is trained."""
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise ValueError("model has lazy layers: call it on an example of its input before it is given away")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ValueError("model has no parameters to train")
+    statistics = [(name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()]
+    named = [*module.named_parameters(), *statistics]
+    for name, tensor in named:
+        if tensor.dtype != torch.float32:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ValueError(f"model must have float32 parameters and statistics, {name} is {kind}: use .float()")
+    for name, tensor in named:
+        if not tensor.isfinite().all():
+            raise ValueError(f"model must start with finite parameters and statistics, {name} does not: a mask can be "
+                             "boolean, or made in forward")  # fmt: skip
+
+
 def _of_one_model(scores: Scores, x: Tensor) -> Tensor:
     return scores(x)[None]  # (model, example, class)
 
@@ -313,63 +313,3 @@ def build(factory: ModelFactory, seed: int, *path: int | str) -> nn.Module:
                              "that start from one model, copy.deepcopy(net)")  # fmt: skip
         _BUILT.add(module)
     return module
-
-
-def mlp(num_inputs: int = 64, num_hidden: int = 32, num_classes: int = 10) -> nn.Module:
-    """One hidden layer: enough for scikit-learn's 8×8 digits."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, num_hidden), nn.ReLU(), nn.Linear(num_hidden, num_classes))
-
-
-def fashion_cnn() -> nn.Module:
-    """The paper's net for Fashion-MNIST (its second BatchNorm has 32 channels, a slip in the paper's table)."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(7 * 7 * 32, 10),
-    )  # fmt: skip
-
-
-def cifar_cnn() -> nn.Module:
-    """The paper's net for CIFAR-10 (its second convolution has 16 channels, hence 400)."""
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-    )  # fmt: skip
-
-
-def digits_five_cnn() -> nn.Module:
-    """The paper's net for Digits-Five, 26 million parameters (pooling 3, stride 2, padding 1, hence 6272 = 128·7·7)."""
-    return nn.Sequential(
-        nn.Conv2d(3, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1),
-        nn.Conv2d(64, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1),
-        nn.Conv2d(64, 128, 5, padding=2), nn.BatchNorm2d(128), nn.ReLU(),
-        nn.Flatten(), nn.Linear(6272, 3072), nn.BatchNorm1d(3072), nn.ReLU(), nn.Dropout(),
-        nn.Linear(3072, 2048), nn.BatchNorm1d(2048), nn.ReLU(), nn.Linear(2048, 10),
-    )  # fmt: skip
-
-
-def amazon_mlp() -> nn.Module:
-    """The paper's net for AmazonReview (with a ReLU before its classifier)."""
-    return nn.Sequential(
-        nn.Linear(5000, 1000), nn.ReLU(), nn.Linear(1000, 500), nn.ReLU(),
-        nn.Linear(500, 100), nn.ReLU(), nn.Linear(100, 2),
-    )  # fmt: skip
-
-
-MODELS: dict[str, ModelFactory] = {
-    "mlp": mlp,
-    "fashion_cnn": fashion_cnn,
-    "cifar_cnn": cifar_cnn,
-    "digits_five_cnn": digits_five_cnn,
-    "amazon_mlp": amazon_mlp,
-}
-
-
-def look_up(name: str) -> ModelFactory:
-    """The model of that name."""
-    if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown model {name!r}; {hint}known: {', '.join(MODELS)}")
-    return MODELS[name]

@@ -19,7 +19,8 @@ from bcfl.data.validation import with_validation
 from bcfl.engines.heap import keep_freed_memory
 from bcfl.federation import Clients, Hypotheses, Method, RoundInfo
 from bcfl.methods import load_plugin, method_of
-from bcfl.model.flat import MODELS, ModelFactory, build, look_up
+from bcfl.model.flat import ModelFactory, build
+from bcfl.model.zoo import MODELS, look_up
 from bcfl.runs.sections import FROM_PYTHON
 from bcfl.runs.settings import Config
 
