@@ -146,7 +146,6 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "a mistake in the last method": (["compare", *settings(), "--methods", "fedavg,ifka"], "did you mean 'ifca'?"),
     "missing sweep file": (["sweep", "none.toml"], "none.toml does not exist"),
     "unknown data set in a dry run": ([*DRY_RUN, "--set", "data.name=cifer10"], "did you mean cifar10?"),
-    "bad partition in a dry run": ([*DRY_RUN, "--set", "data.partition=label(4)"], "'label(4)' is not one of"),
     "a list of nothing": (["list", "things"], "'things' is not one of"),
 }  # fmt: skip
 
