@@ -23,7 +23,7 @@ $(USABLE): pyproject.toml constraints.txt
 	@touch $@
 
 $(CHECKED): $(USABLE)
-	$(INSTALL) --editable '.[report,tracking,flower,docs,dev]'
+	$(INSTALL) --editable '.[report,tracking,flower,natural,docs,dev]'
 	# An independent Fisher to check ours against. Without its dependencies: it names torchvision, and needs it nowhere.
 	$(INSTALL) --no-deps backpack-for-pytorch einops unfoldNd
 	@touch $@

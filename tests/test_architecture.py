@@ -35,7 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     "api": RUNNING,
     "report": RUNNING | {"console"},
     "deploy": RUNNING,
-    "cli": RUNNING | {"api", "console", "deploy", "report"},
+    "benchmark": RUNNING | {"api", "console"},
+    "cli": RUNNING | {"api", "benchmark", "console", "deploy", "report"},
     "__main__": set(),
     "__init__": set(),  # names its homes as texts, so that importing bcfl costs nothing
 }
