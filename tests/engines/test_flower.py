@@ -594,7 +594,7 @@ def test_a_node_that_says_nothing_is_asked_ever_more_rarely(tmp_path: Path, monk
 def test_the_log_tells_by_names_who_is_waited_for_joins_and_leaves_and_how_each_round_went(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grid = grid_of(config_of("fedavg", 3), tmp_path, wait=1.0)
+    grid = grid_of(config_of("fedavg", 3), tmp_path, wait=3.0)
     grid.contexts[FIRST_NODE].node_config["name"] = "ward\n\x1b[31mZürich " + "x" * 1000
     switch_on = switch_on_after_first_evaluation(grid, FIRST_NODE + 3)
 

@@ -31,7 +31,8 @@ def call(tmp_path: Path) -> Call:
     seen = {sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))}
     (here / "seen.pth").write_text("\n".join([*seen, str(Path(bcfl.__file__).parents[1])]))
     (tmp_path / "work").mkdir()
-    quiet = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL"))}
+    leave = ("PYTHON", "VIRTUAL", "COLUMNS")  # other tests of this process may have set the last
+    quiet = {key: value for key, value in os.environ.items() if not key.startswith(leave)}
 
     def run(command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         arguments = shlex.split(command.replace("(", "'('").replace(")", "')'"))
