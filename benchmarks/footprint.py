@@ -15,7 +15,7 @@ from rounds import NUM_WORKERS
 from workloads import NETS, Workload
 
 from bcfl.client.trainer import Training
-from bcfl.federation import Hypotheses
+from bcfl.federation import State
 from bcfl.methods.bcfl import BCFL
 
 PER_WORKER = 8  # beliefs' worth of memory that a worker may take: its model, gradients, a posterior on its way
@@ -46,13 +46,13 @@ def memory(net: Workload, clients: tuple[int, int] = (10, 80)) -> list[Row]:
     ]
 
 
-def _rounds(net: Workload, times: int) -> Callable[[], Hypotheses]:
+def _rounds(net: Workload, times: int) -> Callable[[], State]:
     """The second round of a run, whose hypotheses share some beliefs and not others, so many times."""
     simulator = net.simulator(NUM_WORKERS)
     method = BCFL(net.num_groups, "multi", 6, initial="same", scoring_examples=net.training.batch_size)
     state, _ = method.round(method.init(simulator.begin(0)), simulator.begin(1))
 
-    def play() -> Hypotheses:
+    def play() -> State:
         for _ in range(times - 1):
             method.round(state, simulator.begin(2))
         return method.round(state, simulator.begin(2))[0]
@@ -60,9 +60,10 @@ def _rounds(net: Workload, times: int) -> Callable[[], Hypotheses]:
     return play
 
 
-def _size(state: Hypotheses) -> tuple[int, int]:
+def _size(state: State) -> tuple[int, int]:
     """How many beliefs there are, and the bytes of one: mean and precision."""
-    return len(state.models), 2 * state.models.mean[0].nbytes
+    models = state.hypotheses.models
+    return len(models), 2 * models.mean[0].nbytes
 
 
 def start_up(repeats: int = 10) -> list[Row]:

@@ -104,7 +104,7 @@ def visit_methods(net: Workload, num_rounds: int = 3, scoring: int = 320, repeat
         greedy = _bcfl(net, "greedy", scoring)
         state = with_known_groups(greedy, simulator, net.group, num_rounds)
         found, _ = greedy.round(state, simulator.begin(num_rounds + 1))
-        at_home = int((found.assignment[0] == net.group).sum())
+        at_home = int((found.hypotheses.assignment[0] == net.group).sum())
 
         def from_there(method: BCFL) -> Callable[[], object]:
             return lambda: method.round(state, simulator.begin(num_rounds + 1))
@@ -149,8 +149,9 @@ def _per_job(
     operations: list[Callable[[], Any]] = []
     trainings = []
     for method in (_bcfl(net, "greedy", JOB_SCORING), _bcfl(net, "multi", JOB_SCORING)):
-        before, _ = method.round(state, simulator.begin(index))  # so that there are hypotheses to be carried on
-        kept, _ = method._associate(before, simulator.begin(index + 1))
+        after, _ = method.round(state, simulator.begin(index))  # so that there are hypotheses to be carried on
+        before = after.hypotheses
+        kept, _ = method._associate(before, None, simulator.begin(index + 1))
 
         def play(method: BCFL = method, before: Hypotheses = before, kept: Branches = kept) -> int:
             clients = simulator.begin(index + 1)

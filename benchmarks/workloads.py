@@ -18,7 +18,7 @@ from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.engines.heap import keep_freed_memory
 from bcfl.engines.simulator import Simulator
-from bcfl.federation import Hypotheses, Method
+from bcfl.federation import Hypotheses, Method, State
 from bcfl.methods.bcfl import BCFL
 from bcfl.methods.steps import distinct_groups, single_story, train_groups
 from bcfl.model.flat import ModelFactory, build
@@ -90,7 +90,7 @@ def turned_digits(num_clients: int, num_examples: int = 320, num_groups: int = 4
     return from_arrays(clients)
 
 
-def round_of(method: Method, engine: Simulator, num_rounds: int = 1) -> tuple[Callable[[], object], Hypotheses]:
+def round_of(method: Method, engine: Simulator, num_rounds: int = 1) -> tuple[Callable[[], object], State]:
     """One round of the method, to be played as often as wished, from where so many rounds before have led."""
     state = method.init(engine.begin(0))
     for index in range(1, num_rounds + 1):
@@ -104,7 +104,7 @@ def with_known_groups(method: BCFL, engine: Simulator, group: Tensor, num_rounds
     Left to itself a random start may well put all clients into one cluster: what a round costs once the groups are
     apart must not hang on that.
     """
-    state = method.init(engine.begin(0))
+    state = method.init(engine.begin(0)).hypotheses
     truth = Branches(torch.zeros(1, dtype=torch.int64), group[None], torch.zeros(1, dtype=torch.float64))
     for index in range(1, num_rounds + 1):
         clients = engine.begin(index)

@@ -67,9 +67,9 @@ def main() -> None:
             clients = Watched(engine.begin(index))
             state, _ = problem.method.round(state, clients)
             answers = sorted(clients.choices, key=lambda choice: choice.client)
-            placed = state.assignment[0].tolist()
-            averaged = by_examples(state.models.mean, answers, clients.num_examples)
-            both.append((accuracy(state.models.mean, placed), accuracy(averaged, placed)))
+            placed = state.hypotheses.assignment[0].tolist()
+            averaged = by_examples(state.hypotheses.models.mean, answers, clients.num_examples)
+            both.append((accuracy(state.hypotheses.models.mean, placed), accuracy(averaged, placed)))
             precision = [float(answer.posterior.precision[: clients.num_parameters].mean()) for answer in answers]
             loud = max(range(len(answers)), key=lambda j: precision[j])
             alone = engine.evaluate(answers[loud].posterior.mean[None], [{0: 1.0}] * len(answers))[loud]

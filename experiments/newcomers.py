@@ -47,7 +47,7 @@ def newcomers(result: Result) -> tuple[list[Tensor], list[Tensor], list[int]]:
         rows = own[client][torch.randperm(len(own[client]), generator=torch.Generator().manual_seed(client))[:MOST]]
         pooled, images = pool(x[rows])
         examples = Examples(pooled, y[rows], torch.arange(len(rows)), images)
-        values.append(log_probabilities(model, result.state.models.mean, examples, torch.arange(len(rows))))
+        values.append(log_probabilities(model, result.state.hypotheses.models.mean, examples, torch.arange(len(rows))))
         labels.append(y[rows])
         members = [c for c in known if data.group[c] == data.group[client] and c != client]
         placed = result.assignment[members]
@@ -77,7 +77,7 @@ def posterior(state: Hypotheses, score: Tensor) -> Tensor:
 
 def predictions(result: Result, values: list[Tensor], labels: list[Tensor], score: Tensor) -> dict[str, float]:
     """NLL and ECE on the newcomers' other examples: of the mixture, and of the single most likely model."""
-    state = result.state
+    state = result.state.hypotheses
     shares = torch.stack([belief_shares(one, state.model_of, len(state.models)) for one in posterior(state, score)])
     found: dict[str, float] = {}
     for name, weight in (("mixture", shares), ("best", (shares == shares.amax(1, keepdim=True)).double())):
@@ -95,7 +95,7 @@ def predictions(result: Result, values: list[Tensor], labels: list[Tensor], scor
 
 def quality(result: Result, score: Tensor, true: Tensor) -> dict[str, float]:
     """How often the most likely cluster is the true one, and how right the probabilities are."""
-    state, joint = result.state, posterior(result.state, score)
+    state, joint = result.state.hypotheses, posterior(result.state.hypotheses, score)
     names = renumbering(state.assignment, state.num_clusters).expand_as(joint)
     p = torch.zeros_like(joint).scatter(2, names, joint).sum(1)
     confidence, guess = p.max(1)

@@ -17,7 +17,7 @@ from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Participation, SimulatedClients, Simulator
-from bcfl.federation import Choice, Hypotheses, Jobs, Method, RoundInfo, prior_of
+from bcfl.federation import Choice, Jobs, Method, Mixture, RoundInfo, State, prior_of, served
 from bcfl.methods import METHODS
 from bcfl.randomness import generator
 
@@ -91,18 +91,30 @@ def simulator(
     return Simulator(factory, own, training, seed, participation, num_workers, device)
 
 
-def advance(method: Method, engine: Simulator, state: Hypotheses, rounds: range) -> Hypotheses:
+def advance(method: Method, engine: Simulator, state: Any, rounds: range) -> Any:
     for index in rounds:
         state, _ = method.round(state, engine.begin(index))
     return state
 
 
-def run(method: Method, engine: Simulator, num_rounds: int) -> Hypotheses:
+def asked(state: State) -> tuple[Tensor, list[Mixture]]:
+    """What an engine is asked to evaluate."""
+    models, mixtures = served(state)
+    return models.mean, mixtures
+
+
+def predictors(state: State) -> tuple[Tensor, Tensor]:
+    """The models in use, and which of them serves each client."""
+    models, mixtures = asked(state)
+    return models, torch.tensor([next(iter(mixture)) for mixture in mixtures])
+
+
+def run(method: Method, engine: Simulator, num_rounds: int) -> Any:
     """The state after so many rounds from the beginning."""
     return advance(method, engine, method.init(engine.begin(0)), range(1, num_rounds + 1))
 
 
-def one_round(method: Method, engine: Simulator, state: Hypotheses) -> tuple[Hypotheses, RoundInfo, SimulatedClients]:
+def one_round(method: Method, engine: Simulator, state: Any) -> tuple[Any, RoundInfo, SimulatedClients]:
     clients = engine.begin(1)
     new, info = method.round(state, clients)
     return new, info, clients

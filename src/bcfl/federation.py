@@ -21,6 +21,7 @@ from torch import Tensor
 from bcfl.belief.gaussian import Gaussian, temper
 
 Mixture = Mapping[int, float]  # model -> its share in what serves a client; the shares sum to one
+Serving = tuple[Gaussian, list[Mixture]]  # (model, vector), and of these each client's mixture
 
 
 @dataclass(frozen=True)
@@ -36,31 +37,58 @@ class Hypotheses:
     assignment: Tensor  # (hypothesis, client) -> cluster; −1: never associated yet
     parent_of: Tensor  # (belief,) -> the belief it came from in the round before
     family: Tensor  # (hypothesis,) -> the initial draw of cluster models that it descends from
-    personal: Tensor | None = None  # (client, vector): the clients' own models, for methods that personalise
-    membership: Tensor | None = None  # (hypothesis, client, cluster): probability, for methods that remember it
-    stays: Tensor | None = None  # (2,): expected stays and moves so far, where the staying probability is learned
-    sketch: Tensor | None = None  # (client, coordinate): where its data pull each client's model, where clusters split
 
     @property
     def num_clusters(self) -> int:
         return self.model_of.shape[1]
 
-    def predictors(self) -> tuple[Tensor, Tensor]:
-        """The models in use and which of them serves each client: its own, or its cluster's in the best hypothesis.
+    @property
+    def hypotheses(self) -> "Hypotheses":
+        """Itself: for many methods the state is nothing else."""
+        return self
+
+    def serving(self) -> None:
+        """Clients are served by the models of their clusters."""
+        return
+
+    def model_of_client(self) -> Tensor:
+        """The model of each client's cluster in the best hypothesis.
 
         A client that was never associated is served by the cluster with the most clients.
-        """  # (model, vector), (client,) -> model
-        if self.personal is not None:
-            return self.personal, torch.arange(len(self.personal))
+        """  # (client,) -> belief
         own, beliefs = self.assignment[0], self.model_of[0]
         size = torch.bincount(own[own >= 0], minlength=self.num_clusters)
         largest = torch.where(beliefs >= 0, size, -1).argmax()
-        return self.models.mean, beliefs[torch.where(own >= 0, own, largest)]
+        return beliefs[torch.where(own >= 0, own, largest)]
 
-    def points(self) -> tuple[Tensor, list[Mixture]]:
-        """The models in use, and for each client the one that serves it, as a mixture of one."""
-        models, model_of_client = self.predictors()
-        return models, [{model: 1.0} for model in model_of_client.tolist()]
+
+class State(Protocol):
+    """What is asked of what a method remembers between two rounds: any frozen dataclass that tells these two things.
+
+    Whatever else it holds is the method's own. It is stored and comes back as it was, if it is made of tensors, plain
+    values, and lists, tuples, mappings and dataclasses of these, and if the annotations of `init` and `round` name it.
+    """
+
+    @property
+    def hypotheses(self) -> Hypotheses:
+        """Who belongs where, and the clusters' models; a method that knows no several stories tells the best one."""
+        ...
+
+    def serving(self) -> Serving | None:
+        """What predicts for each client, for methods that give clients models of their own; None: its cluster's does.
+
+        With None, predictions with uncertainty are mixtures over all hypotheses.
+        """
+        ...
+
+
+def served(state: State) -> Serving:
+    """What serves each client as one answer: what its state says, or its cluster's model in the best hypothesis."""
+    serving = state.serving()
+    if serving is not None:
+        return serving
+    hypotheses = state.hypotheses
+    return hypotheses.models, [{model: 1.0} for model in hypotheses.model_of_client().tolist()]
 
 
 @dataclass(frozen=True)
@@ -158,14 +186,17 @@ class RoundInfo:
     assignment: Tensor  # (hypothesis, client) -> cluster
     log_weight: Tensor  # (hypothesis,)
     events: tuple[dict[str, Any], ...] | None = None  # clusters that came or went, for methods in which they do
+    probability: Tensor | None = None  # (client, cluster), for methods that know it otherwise than by hypotheses
 
 
 class Method(Protocol):
     """A federated method: how the server starts, and how one round turns its state into the next."""
 
-    def init(self, clients: Clients) -> Hypotheses: ...
+    def init(self, clients: Clients) -> State: ...
 
-    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]: ...
+    def round(self, state: Any, clients: Clients) -> tuple[State, RoundInfo]:
+        """The next state; `state` is what `init` or an earlier round returned."""
+        ...
 
 
 @dataclass
@@ -214,6 +245,8 @@ def prior_of(belief: Gaussian, strength: float, num_parameters: int) -> Gaussian
     return Gaussian(belief.mean, precision)
 
 
-def one_story(state: Hypotheses) -> RoundInfo:
+def one_story(state: State) -> RoundInfo:
     """The associations of a state that holds a single hypothesis, as a round's info."""
-    return RoundInfo(torch.zeros(1, dtype=torch.int64), state.assignment, torch.zeros(1, dtype=torch.float64))
+    return RoundInfo(
+        torch.zeros(1, dtype=torch.int64), state.hypotheses.assignment, torch.zeros(1, dtype=torch.float64)
+    )

@@ -18,6 +18,7 @@ from federation_fixtures import (
     NUM_CLASSES,
     NUM_FEATURES,
     advance,
+    asked,
     client_data,
     linear,
     network,
@@ -67,7 +68,7 @@ def test_any_number_of_workers_gives_the_same_bits(state: str) -> None:
     for num_workers in (1, 2, 3):
         with simulator(training=training, num_workers=num_workers) as engine:
             final = run(BCFL(num_clusters=2, scoring_examples=10), engine, 3)
-            results.append((final, engine.evaluate(*final.points())))
+            results.append((final, engine.evaluate(*asked(final))))
     for other, evaluations in results[1:]:
         assert same(results[0][0], other)
         assert [e.log_likelihood for e in evaluations] == [e.log_likelihood for e in results[0][1]]
@@ -121,7 +122,7 @@ def test_a_model_that_draws_globally_is_trained_by_one_worker_and_repeats(fisher
         with simulator(factory=Drawing, training=replace(QUICK, fisher=fisher), num_workers=3) as engine:
             assert engine.num_workers == 1
             final = run(BCFL(num_clusters=2), engine, 2)
-            results.append((final, [e.log_likelihood for e in engine.evaluate(*final.points())]))
+            results.append((final, [e.log_likelihood for e in engine.evaluate(*asked(final))]))
     assert same(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]
 
@@ -287,7 +288,7 @@ def test_a_posterior_that_is_not_finite_is_left_out_and_counted(name: str) -> No
             assert state.models.is_finite()
             assert state.log_weight.isfinite().all()
         assert rejected >= 2
-        evaluations = engine.evaluate(*state.points())
+        evaluations = engine.evaluate(*asked(state))
         assert all(e is not None and torch.tensor(e.log_likelihood).isfinite() for e in evaluations)
 
 
@@ -480,7 +481,7 @@ def test_a_client_without_test_data_is_not_evaluated() -> None:
     data = from_arrays([own if j else own[:2] for j, own in enumerate(client_data(3))])
     with simulator(data) as engine:
         state = run(FedAvg(), engine, 1)
-        assert [e is None for e in engine.evaluate(*state.points())] == [True, False, False]
+        assert [e is None for e in engine.evaluate(*asked(state))] == [True, False, False]
 
 
 def test_a_round_can_be_played_again() -> None:

@@ -70,7 +70,7 @@ def test_the_power_is_that_of_the_examples_seen(temperature: float | str) -> Non
 
 
 def test_learning_starts_from_a_uniform_prior_and_comes_to_the_share_of_stays() -> None:
-    assert learned_stay(None) == 0.5
+    assert learned_stay(torch.zeros(2)) == 0.5
     assert learned_stay(torch.tensor([7.0, 1.0])) == pytest.approx(8 / 10)
     assert learned_stay(torch.tensor([9e6, 1e6])) == pytest.approx(0.9, abs=1e-5)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation_fixtures import ConjugateClients, pulled_clients
+from federation_fixtures import ConjugateClients, predictors, pulled_clients
 
 from bcfl.belief.gaussian import flat
 from bcfl.methods.attentive import FedAMP, FedSoft
@@ -63,7 +63,7 @@ def test_fedamp_minimises_loss_plus_distance_to_the_mixture(proximal: float) -> 
     expected = (TARGETS + proximal * mixture) / (1 + proximal)
     assert torch.allclose(state.models.mean[:2], expected[:2])
     assert torch.equal(state.models.mean[2], OWN[2])
-    models, own = state.predictors()
+    models, own = predictors(state)
     assert torch.equal(models[own], state.models.mean)  # a client's own model is what is tested
 
 
@@ -100,7 +100,7 @@ def test_the_attentive_mean_starts_from_the_mixture_and_is_what_is_tested() -> N
     assert jobs.start is None
     assert not models.precision.any()  # no pull towards the mixture: only the start
     expected = method.attention_weights(TARGETS[:2]) @ TARGETS[:2]
-    assert torch.allclose(state.predictors()[0][:2], expected)
+    assert torch.allclose(predictors(state)[0][:2], expected)
     assert torch.equal(state.models.mean[2], OWN[2])
 
 
@@ -121,9 +121,9 @@ def test_fedsoft_with_everybody_selected() -> None:
     share = share / share.sum(1, keepdim=True)
     expected = (TARGETS + 0.5 * share @ STARTS[0]) / 1.5
     assert torch.allclose(state.personal, expected)
-    assert torch.allclose(state.models.mean, expected.mean(0).expand(2, 2))  # divided by the number selected
-    assert state.assignment.tolist() == [[0, 1, 0]]
-    assert torch.equal(state.predictors()[0], state.personal)
+    assert torch.allclose(state.hypotheses.models.mean, expected.mean(0).expand(2, 2))  # divided by the number selected
+    assert state.hypotheses.assignment.tolist() == [[0, 1, 0]]
+    assert torch.equal(predictors(state)[0], state.personal)
 
 
 def test_fedsoft_trains_and_averages_its_selection_only() -> None:
@@ -134,7 +134,7 @@ def test_fedsoft_trains_and_averages_its_selection_only() -> None:
         state, _ = method.round(before, clients)
         trained = [client for _, client in clients.fitted]
         assert len(trained) == len(set(trained)) <= 2
-        for centre in state.models.mean:  # with one client selected, a centre is that client's model
+        for centre in state.hypotheses.models.mean:  # with one client selected, a centre is that client's model
             assert any(torch.allclose(centre, TARGETS[j]) for j in trained)
         for j in set(range(3)) - set(trained):
             assert torch.equal(state.personal[j], before.personal[j])
@@ -159,7 +159,7 @@ def test_fewer_eligible_clients_than_the_selection_is_a_normal_case() -> None:
     clients = soft_clients(absent=frozenset({0, 1}))
     method = FedSoft(num_clusters=2, proximal=0.0, selection=2, smoothing=0.0)
     state, _ = method.round(method.init(clients), clients)
-    assert torch.allclose(state.models.mean, TARGETS[2].expand(2, 2))
+    assert torch.allclose(state.hypotheses.models.mean, TARGETS[2].expand(2, 2))
 
 
 def test_a_centre_whose_selection_is_lost_keeps_its_model() -> None:
@@ -167,5 +167,5 @@ def test_a_centre_whose_selection_is_lost_keeps_its_model() -> None:
     method = FedSoft(num_clusters=2)
     before = method.init(clients)
     state, _ = method.round(before, clients)
-    assert torch.equal(state.models.mean, before.models.mean)
+    assert torch.equal(state.hypotheses.models.mean, before.hypotheses.models.mean)
     assert torch.equal(state.personal, before.personal)

@@ -5,13 +5,14 @@ from itertools import combinations, permutations
 
 import pytest
 import torch
-from federation_fixtures import client_data, linear, pulled_clients, run, simulator, tiny_federation
+from federation_fixtures import client_data, linear, predictors, pulled_clients, run, simulator, tiny_federation
 
 from bcfl.belief.gaussian import Gaussian, merge, stack
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.engines.simulator import Participation
 from bcfl.methods.averaging import BPFedAvg, FedAvg, Local
+from bcfl.methods.steps import Personal
 
 TARGETS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [4.0, 4.0]], dtype=torch.float64)
 SIZES = [10.0, 20.0, 10.0]
@@ -36,7 +37,7 @@ def test_local_clients_know_nothing_of_each_other() -> None:
     clients = pulled_clients(TARGETS, SIZES, STARTS, absent=frozenset({1}))
     state, _ = Local().round(Local().init(clients), clients)
     assert torch.equal(state.models.mean, torch.stack([TARGETS[0], torch.zeros(2).double(), TARGETS[2]]))
-    models, own = state.predictors()
+    models, own = predictors(state)
     assert torch.equal(models[own], state.models.mean)
 
 
@@ -52,19 +53,19 @@ def test_bp_fedavg_matches_the_moments_of_the_weighted_posteriors() -> None:
     clients = pulled_clients(TARGETS, SIZES, STARTS)
     method = BPFedAvg(forgetting=0.5)
     prior = Gaussian(torch.tensor([[0.5, 0.5]], dtype=torch.float64), torch.tensor([[8.0, 4.0]], dtype=torch.float64))
-    state, _ = method.round(replace(method.init(clients), models=prior), clients)
+    state, _ = method.round(believing(method.init(clients), prior), clients)
     half = Gaussian(prior.mean[0], prior.precision[0] / 2)
     posteriors = [client.posterior(half) for client in clients.clients]
     # By the mean log-likelihood of each client's data at the prior's mean: −½‖mean − target‖².
     log_weight = -0.5 * (prior.mean - TARGETS).square().sum(1)
     both = Gaussian(torch.stack([p.mean for p in posteriors]), torch.stack([p.precision for p in posteriors]))
     expected = merge(both, log_weight)
-    assert torch.allclose(state.models.mean[0], expected.mean)
-    assert torch.allclose(state.models.precision[0], expected.precision)
+    assert torch.allclose(state.hypotheses.models.mean[0], expected.mean)
+    assert torch.allclose(state.hypotheses.models.precision[0], expected.precision)
     weight = log_weight.softmax(0)
     by_hand = sum(w * p.mean for w, p in zip(weight, posteriors, strict=True))
-    assert torch.allclose(state.models.mean[0], by_hand)
-    models, own = state.predictors()  # tested after adaptation
+    assert torch.allclose(state.hypotheses.models.mean[0], by_hand)
+    models, own = predictors(state)  # tested after adaptation
     assert torch.allclose(models[own], both.mean)
 
 
@@ -78,15 +79,19 @@ def test_bp_fedavg_weighs_those_who_arrive_among_each_other(order: tuple[int, ..
     prior = Gaussian(torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[8.0, 4.0]], dtype=torch.float64))
     for lost in subsets_of(4):
         clients = pulled_clients(distance[:, None] * towards, [10.0] * 4, STARTS, silent=frozenset(lost))
-        state, _ = method.round(replace(method.init(clients), models=prior), clients)
+        state, _ = method.round(believing(method.init(clients), prior), clients)
         there = [client for client in range(4) if client not in lost]
         half = Gaussian(prior.mean[0], prior.precision[0] / 2)
         posteriors = stack([clients.clients[client].posterior(half) for client in there])
         expected = merge(posteriors, -5 * distance[there].square())
-        assert torch.allclose(state.models.mean[0], expected.mean)
-        assert torch.allclose(state.models.precision[0], expected.precision)
+        assert torch.allclose(state.hypotheses.models.mean[0], expected.mean)
+        assert torch.allclose(state.hypotheses.models.precision[0], expected.precision)
         assert torch.equal(state.personal[there], posteriors.mean)  # also of those whose weight is nothing
-        assert torch.equal(state.personal[list(lost)], state.models.mean[0].expand(len(lost), 2))
+        assert torch.equal(state.personal[list(lost)], state.hypotheses.models.mean[0].expand(len(lost), 2))
+
+
+def believing(state: Personal, models: Gaussian) -> Personal:
+    return replace(state, hypotheses=replace(state.hypotheses, models=models))
 
 
 def subsets_of(count: int) -> list[tuple[int, ...]]:
@@ -101,12 +106,12 @@ def test_bp_fedavg_goes_on_with_whoever_answers(distance: float) -> None:
     )
     method = BPFedAvg(temperature="none")
     state, _ = method.round(method.init(clients), clients)
-    assert state.models.mean[0].tolist() == [distance, 0.0]
-    assert state.models.precision[0].tolist() == pytest.approx([10.0, 10.0])
+    assert state.hypotheses.models.mean[0].tolist() == [distance, 0.0]
+    assert state.hypotheses.models.precision[0].tolist() == pytest.approx([10.0, 10.0])
     clients.silent = frozenset({0, 1})
     after, _ = method.round(state, clients)
-    assert torch.equal(after.models.mean, state.models.mean)
-    assert torch.equal(after.models.precision, state.models.precision)
+    assert torch.equal(after.hypotheses.models.mean, state.hypotheses.models.mean)
+    assert torch.equal(after.hypotheses.models.precision, state.hypotheses.models.precision)
 
 
 def test_bp_fedavg_with_clients_that_contradict_each_other_and_answer_late() -> None:
@@ -119,7 +124,7 @@ def test_bp_fedavg_with_clients_that_contradict_each_other_and_answer_late() -> 
         for index in range(1, 9):
             clients, before = engine.begin(index), state
             state, _ = method.round(state, clients)
-            assert state.models.is_finite()
+            assert state.hypotheses.models.is_finite()
             adapted = (state.personal != before.personal).any(1)
             assert adapted[clients.in_time].all()
 
@@ -132,8 +137,8 @@ def test_bp_fedavg_serves_who_never_adapted_with_what_all_share() -> None:
     clients.absent = frozenset({0, 2})
     second, _ = method.round(first, clients)
     assert torch.equal(second.personal[0], TARGETS[0])  # its own adaptation, though the belief has moved on
-    assert not torch.equal(second.models.mean[0], TARGETS[0])
-    assert torch.equal(second.personal[1:], second.models.mean.expand(2, 2))
+    assert not torch.equal(second.hypotheses.models.mean[0], TARGETS[0])
+    assert torch.equal(second.personal[1:], second.hypotheses.models.mean.expand(2, 2))
     clients.absent = frozenset({0, 1})
     third, _ = method.round(second, clients)
     assert torch.equal(third.personal[:2], second.personal[:2])
@@ -143,13 +148,13 @@ def test_bp_fedavg_associates_whoever_has_adapted() -> None:
     clients = pulled_clients(TARGETS, SIZES, STARTS, absent=frozenset({1}), silent=frozenset({2}))
     method = BPFedAvg()
     start = method.init(clients)
-    assert start.assignment.tolist() == [[-1, -1, -1]]
+    assert start.hypotheses.assignment.tolist() == [[-1, -1, -1]]
     first, info = method.round(start, clients)
-    assert first.assignment.tolist() == info.assignment.tolist() == [[0, -1, -1]]
+    assert first.hypotheses.assignment.tolist() == info.assignment.tolist() == [[0, -1, -1]]
     clients.absent, clients.silent = frozenset({0}), frozenset()
     second, _ = method.round(first, clients)
-    assert second.assignment.tolist() == [[0, 0, 0]]
-    assert start.assignment.tolist() == [[-1, -1, -1]]
+    assert second.hypotheses.assignment.tolist() == [[0, 0, 0]]
+    assert start.hypotheses.assignment.tolist() == [[-1, -1, -1]]
 
 
 def test_bp_fedavg_goes_on_with_runs_that_did_not_remember_who_adapted() -> None:
@@ -157,7 +162,8 @@ def test_bp_fedavg_goes_on_with_runs_that_did_not_remember_who_adapted() -> None
     clients = pulled_clients(TARGETS, SIZES, STARTS, absent=frozenset({1}))
     method = BPFedAvg()
     start = method.init(clients)
-    old = replace(start, assignment=torch.zeros_like(start.assignment))
+    everywhere = torch.zeros_like(start.hypotheses.assignment)
+    old = replace(start, hypotheses=replace(start.hypotheses, assignment=everywhere))
     state, _ = method.round(old, clients)
     assert torch.equal(state.personal[1], old.personal[1])
     assert not torch.equal(state.personal[0], old.personal[0])

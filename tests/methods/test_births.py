@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation_fixtures import ConjugateClients, client_data, linear, network, simulator
+from federation_fixtures import ConjugateClients, client_data, linear, network, predictors, simulator
 from torch import Tensor
 
 from bcfl.association.conceptual import ConjugateClient, log_likelihood_at_mean, partition_posterior
@@ -21,7 +21,7 @@ from bcfl.data.arrays import from_arrays
 from bcfl.data.drift import with_drift
 from bcfl.engines.simulator import Participation
 from bcfl.federation import Hypotheses, RoundInfo
-from bcfl.methods.births import SKETCH, AutoBCFL, Pulls, Stories, _View, split
+from bcfl.methods.births import SKETCH, AutoBCFL, Pulls, Searching, Stories, _View, split
 from bcfl.methods.steps import distinct_groups
 from bcfl.randomness import generator
 from bcfl.runs.loop import resume, start
@@ -54,8 +54,8 @@ def conjugate(seed: int, truth: list[list[float]], noise: float = 1.0, **options
 
 
 def rounds(
-    method: AutoBCFL, clients: ConjugateClients, num_rounds: int, state: Hypotheses | None = None
-) -> tuple[Hypotheses, list[RoundInfo]]:
+    method: AutoBCFL, clients: ConjugateClients, num_rounds: int, state: Searching | None = None
+) -> tuple[Searching, list[RoundInfo]]:
     state, infos = state or method.init(clients), []
     for _ in range(num_rounds):
         clients.round += 1
@@ -113,7 +113,7 @@ PLAIN = AutoBCFL(forgetting=1.0, fusion="exact", search_rounds=None)
 def test_three_groups_are_found_from_one_cluster() -> None:
     clients = conjugate(0, FAR * 4, noise=0.3)
     state, infos = rounds(PLAIN, clients, 12)
-    assert canonical(state.assignment[0]) == (0, 1, 2) * 4
+    assert canonical(state.hypotheses.assignment[0]) == (0, 1, 2) * 4
     assert infos[0].assignment.tolist() == [[0] * 12]
     births = [e for info in infos for e in info.events or () if e["hypothesis"] == 0]
     assert [e["kind"] for e in births] == ["birth"] * 2
@@ -123,12 +123,16 @@ def test_three_groups_are_found_from_one_cluster() -> None:
 def test_one_group_stays_one_cluster() -> None:
     for seed in range(3):
         state, infos = rounds(PLAIN, conjugate(seed, [[1.0, 1.0]] * 10), 12)
-        assert state.assignment[0].unique().tolist() == [0]
+        assert state.hypotheses.assignment[0].unique().tolist() == [0]
         assert all(not info.events for info in infos)
 
 
-def two_clusters(own: list[int], means: list[list[float]]) -> Hypotheses:
-    """A state in which the clients are split as said."""
+def two_clusters(own: list[int], means: list[list[float]]) -> Searching:
+    """A state in which the clients are split as said, of whom nothing else is known."""
+    return Searching(in_clusters(own, means), torch.zeros(len(own), SKETCH))
+
+
+def in_clusters(own: list[int], means: list[list[float]]) -> Hypotheses:
     models = Gaussian(torch.tensor(means, dtype=torch.float64), torch.ones(len(means), 2, dtype=torch.float64))
     return Hypotheses(
         models,
@@ -137,46 +141,54 @@ def two_clusters(own: list[int], means: list[list[float]]) -> Hypotheses:
         torch.tensor([own]),
         torch.arange(len(means)),
         torch.zeros(1, dtype=torch.int64),
-        sketch=torch.zeros(len(own), SKETCH),
     )
 
 
 def test_a_needless_cluster_is_joined_again_and_its_number_is_free() -> None:
     clients = conjugate(1, [[0.0, 0.0]] * 8, noise=0.3)
     state, (info,) = rounds(PLAIN, clients, 1, two_clusters([0, 1, 1, 1, 0, 1, 0, 1], [[0.1, 0.0], [0.0, 0.1]]))
-    assert len(state.assignment[0].unique()) == 1
+    assert len(state.hypotheses.assignment[0].unique()) == 1
     (event,) = info.events or ()
     assert (event["kind"], event["from"]) == ("merge", [0, 1])
-    assert event["cluster"] == int(state.assignment[0, 0])
-    assert int((state.model_of[0] >= 0).sum()) == 1
+    assert event["cluster"] == int(state.hypotheses.assignment[0, 0])
+    assert int((state.hypotheses.model_of[0] >= 0).sum()) == 1
 
 
 def test_two_clusters_that_differ_stay_apart() -> None:
     clients = conjugate(1, [[0.0, 0.0], [5.0, 0.0]] * 4, noise=0.3)
     state, (info,) = rounds(PLAIN, clients, 1, two_clusters([0, 1] * 4, [[0.1, 0.0], [5.0, 0.1]]))
-    assert state.assignment[0].tolist() == [0, 1] * 4
+    assert state.hypotheses.assignment[0].tolist() == [0, 1] * 4
     assert not info.events
 
 
 def test_a_cluster_whose_clients_all_leave_dies() -> None:
     clients = conjugate(1, [[0.0, 0.0], [5.0, 0.0]] * 4, noise=0.3)
     state, (info,) = rounds(PLAIN, clients, 1, two_clusters([2, 2] * 4, [[0.1, 0.0], [5.0, 0.1], [99.0, 99.0]]))
-    assert state.assignment[0].tolist() == [0, 1] * 4
+    assert state.hypotheses.assignment[0].tolist() == [0, 1] * 4
     assert {"kind": "death", "hypothesis": 0, "cluster": 2, "from": [2], "into": [0, 1]} in (info.events or ())
-    assert len(state.models) - 2 * int(state.log_weight.isinf().sum()) == 2
+    assert len(state.hypotheses.models) - 2 * int(state.hypotheses.log_weight.isinf().sum()) == 2
 
 
 def test_absent_clients_stay_and_newcomers_find_their_cluster() -> None:
     clients = conjugate(1, [[0.0, 0.0], [5.0, 0.0]] * 4, noise=0.3, absent=frozenset({0, 7}))
     state, _ = rounds(PLAIN, clients, 1, two_clusters([1, 1, 0, 1, 0, 1, 0, -1], [[0.1, 0.0], [5.0, 0.1]]))
-    assert state.assignment[0].tolist() == [1, 1, 0, 1, 0, 1, 0, -1]  # the first is in the wrong place, but away
+    assert state.hypotheses.assignment[0].tolist() == [
+        1,
+        1,
+        0,
+        1,
+        0,
+        1,
+        0,
+        -1,
+    ]  # the first is away
     clients.absent = frozenset()
     state, _ = rounds(PLAIN, clients, 1, state)
-    assert state.assignment[0].tolist() == [0, 1] * 4
+    assert state.hypotheses.assignment[0].tolist() == [0, 1] * 4
 
 
 def test_clients_that_are_away_count_for_the_size_of_their_cluster() -> None:
-    state = two_clusters([0] * 5 + [1] * 5, [[0.0, 0.0], [5.0, 0.0]])
+    state = in_clusters([0] * 5 + [1] * 5, [[0.0, 0.0], [5.0, 0.0]])
     present = torch.tensor([True] * 6 + [False] * 4)
     evidence = torch.zeros(6, 2, dtype=torch.float64)
     view, method = _View(state, 0, evidence, present), AutoBCFL(concentration=0.1)
@@ -231,7 +243,7 @@ def born(method: AutoBCFL, gain: list[float]) -> bool:
     clients = Scored(torch.stack([torch.full_like(gains, -20.0), *[-20.0 + gains] * 2], 1))
     half = [0] * len(gain) + [1] * len(gain)
     state = replace(
-        two_clusters([0] * len(half), [[0.0, 0.0]] * 3),
+        in_clusters([0] * len(half), [[0.0, 0.0]] * 3),
         model_of=torch.tensor([[0, -1], [1, 2]]),
         log_weight=torch.tensor([0.0, -math.inf], dtype=torch.float64),
         assignment=torch.tensor([[0] * len(half), half]),
@@ -245,7 +257,7 @@ def joined(method: AutoBCFL, loss: list[float]) -> bool:
     losses = torch.tensor(loss, dtype=torch.float64)
     at_home = torch.full_like(losses, -20.0)
     first, second = torch.stack([at_home, at_home - 20], 1), torch.stack([at_home - losses, at_home], 1)
-    state = two_clusters([0] * len(loss) + [1] * len(loss), [[0.0, 0.0]] * 2)
+    state = in_clusters([0] * len(loss) + [1] * len(loss), [[0.0, 0.0]] * 2)
     kept = method._associate(state, Scored(torch.cat([first, second])), 0.2)  # type: ignore[arg-type]
     return kept.assignment[0].tolist() == [0] * 2 * len(loss)
 
@@ -286,8 +298,8 @@ def test_sketches_keep_angles() -> None:
     clients = conjugate(0, [[0.0] * size] * 3)
     draws = generator(0, "updates")
     one, other = torch.randn(2, size, generator=draws, dtype=torch.float64)
-    state = replace(two_clusters([0, 0, 0], [[0.0, 0.0]]), models=flat(torch.zeros(1, size, dtype=torch.float64)))
-    pulls = Pulls(state, stories([0], [0, 0, 0]), clients)
+    state = replace(in_clusters([0, 0, 0], [[0.0, 0.0]]), models=flat(torch.zeros(1, size, dtype=torch.float64)))
+    pulls = Pulls(Searching(state, torch.zeros(3, SKETCH)), stories([0], [0, 0, 0]), clients)
     for client, update in enumerate((5 * one, other, one + other)):
         pulls.add(0, client, flat(update))
         pulls.add(1, client, flat(-update))  # of a belief that is not the client's in the best story
@@ -305,8 +317,8 @@ def test_groups_of_a_story_with_fewer_clusters() -> None:
 
 
 def test_a_story_without_the_first_cluster_serves_newcomers_from_a_cluster_that_is_there() -> None:
-    state = replace(two_clusters([-1, -1], [[1.0, 0.0]]), model_of=torch.tensor([[-1, 0]]))
-    _, model_of_client = state.predictors()
+    state = replace(in_clusters([-1, -1], [[1.0, 0.0]]), model_of=torch.tensor([[-1, 0]]))
+    _, model_of_client = predictors(state)
     assert model_of_client.tolist() == [0, 0]
 
 
@@ -354,7 +366,7 @@ def test_a_client_of_two_examples_keeps_both_for_training(device: str) -> None:
             clients = engine.begin(index)
             state, _ = method.round(state, clients)
             assert clients.work.rejected == 0
-    assert state.models.is_finite()
+    assert state.hypotheses.models.is_finite()
 
 
 def test_two_groups_are_found_and_the_search_ends() -> None:
@@ -365,8 +377,8 @@ def test_two_groups_are_found_and_the_search_ends() -> None:
             clients = engine.begin(index)
             state, _ = method.round(state, clients)
             assert clients.work.trainings <= 1.5 * int(clients.present.sum())
-            assert bool(state.log_weight.isinf().any()) == (2 <= index < 12)  # a trial waits to be scored
-    assert canonical(state.assignment[0]) == (0, 1) * 4
+            assert bool(state.hypotheses.log_weight.isinf().any()) == (2 <= index < 12)  # a trial waits to be scored
+    assert canonical(state.hypotheses.assignment[0]) == (0, 1) * 4
 
 
 def test_a_run_records_events_and_resumes_exactly(tmp_path: Path) -> None:
@@ -381,7 +393,7 @@ def test_a_run_records_events_and_resumes_exactly(tmp_path: Path) -> None:
     last = max((tmp_path / "whole" / "checkpoints").iterdir())
     last.unlink()  # the round before is kept as well
     again = resume(tmp_path / "whole")
-    assert torch.equal(again.state.models.mean, whole.state.models.mean)
-    assert torch.equal(again.state.assignment, whole.state.assignment)
+    assert torch.equal(again.state.hypotheses.models.mean, whole.state.hypotheses.models.mean)
+    assert torch.equal(again.state.hypotheses.assignment, whole.state.hypotheses.assignment)
     assert again.info is not None
     assert again.info.events == tuple(lines[-1]["events"])

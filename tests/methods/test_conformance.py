@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +13,12 @@ from federation_fixtures import (
     OPTIONS,
     advance,
     alike,
+    asked,
     client_data,
     linear,
     network,
     one_round,
+    predictors,
     run,
     simulator,
     tiny_federation,
@@ -29,9 +31,10 @@ from bcfl.belief.gaussian import Gaussian
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.engines.simulator import Participation
-from bcfl.federation import Choice, Hypotheses, Jobs, Method
+from bcfl.federation import Choice, Hypotheses, Jobs, Method, State
 from bcfl.methods import METHODS, all_options, make_method
-from bcfl.runs.store import state_from_tensors, state_tensors
+from bcfl.methods.steps import Personal
+from bcfl.runs.packing import Packed, classes_of, pack, unpack
 
 MOMENTUM_STATES = ["fresh", "client", "belief"]
 
@@ -43,15 +46,15 @@ def method_of(name: str, **options: Any) -> Method:
 
 def assert_same(first: Hypotheses, second: Hypotheses) -> None:
     """Bit for bit."""
-    one, other = state_tensors(first), state_tensors(second)
+    one, other = pack(first).tensors, pack(second).tensors
     assert one.keys() == other.keys()
     for key, values in one.items():
         assert torch.equal(values, other[key]), key
 
 
-def models_of_clients(state: Hypotheses) -> Tensor:
+def models_of_clients(state: State) -> Tensor:
     """The vector that serves each client, whatever its cluster is called."""  # (client, vector)
-    models, own = state.predictors()
+    models, own = predictors(state)
     return models[own]
 
 
@@ -76,12 +79,14 @@ def test_resumable(name: str, momentum_state: str) -> None:
     with simulator(training=training, participation=participation) as engine:
         uninterrupted = run(method_of(name), engine, 4)
     with simulator(training=training, participation=participation) as engine:
-        stored = save(state_tensors(run(method_of(name), engine, 2)))
+        kept = pack(run(method_of(name), engine, 2))
+        stored = save(dict(kept.tensors))
         # The store may read what clients keep back in any order.
         momentum = {c: dict(reversed(kept.items())) for c, kept in engine.momentum.items()}
+    state = unpack(Packed(load(stored), kept.form), classes_of(method_of(name)))
     with simulator(training=training, participation=participation) as engine:
         engine.momentum = momentum
-        resumed = advance(method_of(name), engine, state_from_tensors(load(stored)), range(3, 5))
+        resumed = advance(method_of(name), engine, state, range(3, 5))
     assert_same(resumed, uninterrupted)
 
 
@@ -89,9 +94,9 @@ def test_resumable(name: str, momentum_state: str) -> None:
 def test_a_round_leaves_the_state_before_it_as_it_was(name: str) -> None:
     with simulator() as engine:
         state = run(method_of(name), engine, 1)
-        before = {key: values.clone() for key, values in state_tensors(state).items()}
+        before = {key: values.clone() for key, values in pack(state).tensors.items()}
         advance(method_of(name), engine, state, range(2, 4))
-    assert all(torch.equal(values, before[key]) for key, values in state_tensors(state).items())
+    assert all(torch.equal(values, before[key]) for key, values in pack(state).tensors.items())
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -108,12 +113,15 @@ def test_permuted_clients_give_permuted_results(name: str) -> None:
     for data in (clients, [clients[j] for j in ORDER]):
         with simulator(from_arrays(data), linear, FULL_BATCH) as engine:
             states.append(run(method, engine, 3))
-    own, permuted = states
-    assert torch.allclose(models_of_clients(permuted), models_of_clients(own)[ORDER], atol=2e-4)
+    assert torch.allclose(models_of_clients(states[1]), models_of_clients(states[0])[ORDER], atol=2e-4)
+    own, permuted = (state.hypotheses for state in states)
     assert torch.allclose(permuted.log_weight, own.log_weight, atol=1e-4)
     together = co_association(own.assignment, own.log_weight)[ORDER][:, ORDER]
     assert torch.allclose(co_association(permuted.assignment, permuted.log_weight), together, atol=1e-4)
-    assert len(models_of_clients(own).unique(dim=0)) > 1 or name in ("fedavg", "bcfl-auto")  # which start from one
+    assert len(models_of_clients(states[0]).unique(dim=0)) > 1 or name in (
+        "fedavg",
+        "bcfl-auto",
+    )  # which start from one
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -134,7 +142,7 @@ def test_clusters_that_begin_alike_are_refused_or_come_apart(name: str) -> None:
 @pytest.mark.parametrize("name", METHOD_NAMES)
 def test_states_are_well_formed(name: str) -> None:
     with simulator() as engine:
-        state = run(method_of(name), engine, 2)
+        state = run(method_of(name), engine, 2).hypotheses
     num_beliefs, num_clusters = len(state.models), state.num_clusters
     assert state.models.is_finite()
     referred = state.model_of[state.model_of >= 0]
@@ -147,7 +155,6 @@ def test_states_are_well_formed(name: str) -> None:
     assert state.assignment.max() < num_clusters
     assert state.parent_of.shape == (num_beliefs,)
     assert state.family.shape == state.log_weight.shape
-    assert all(getattr(state, item.name) is not None for item in fields(state) if item.default is not None)
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -156,8 +163,8 @@ def test_info_tells_the_rounds_stories(name: str) -> None:
         before = run(method_of(name), engine, 1)
         after, info, _ = one_round(method_of(name), engine, before)
     assert float(info.log_weight.exp().sum()) == pytest.approx(1)
-    assert torch.equal(info.assignment[0], after.assignment[0])
-    assert info.parent.max() < len(before.log_weight)
+    assert torch.equal(info.assignment[0], after.hypotheses.assignment[0])
+    assert info.parent.max() < len(before.hypotheses.log_weight)
 
 
 # --- who takes part ---------------------------------------------------------------------------------------------------
@@ -172,12 +179,13 @@ def test_partial_participation(name: str) -> None:
             clients, before = engine.begin(index), state
             state, info = method.round(state, clients)
             gone = ~clients.present
-            assert state.models.is_finite()
-            assert torch.equal(state.assignment[0, gone], before.assignment[info.parent[0], gone])
-            if before.personal is not None:
+            assert state.hypotheses.models.is_finite()
+            told, past = state.hypotheses, before.hypotheses
+            assert torch.equal(told.assignment[0, gone], past.assignment[info.parent[0], gone])
+            if isinstance(before, Personal):
                 kept = (state.personal == before.personal).all(1)
                 # One that has never adapted may follow the model that all share.
-                follows = [(s.personal == s.models.mean[0]).all(1) for s in (before, state)]
+                follows = [(s.personal == s.hypotheses.models.mean[0]).all(1) for s in (before, state)]
                 assert (kept | (follows[0] & follows[1]))[gone].all()
         assert models_of_clients(state).isfinite().all()
 
@@ -191,27 +199,28 @@ def test_a_latecomer_is_placed_in_its_first_round_and_leaves_no_trace_before(nam
         with simulator(from_arrays(clients), participation=Participation(joins=((5, 3),))) as engine:
             method = method_of(name)
             before = run(method, engine, 2)
-            assert [one is None for one in engine.evaluate(*before.points(), 2)] == [False] * 5 + [True]
+            assert [one is None for one in engine.evaluate(*asked(before), 2)] == [False] * 5 + [True]
             after = advance(method, engine, before, range(3, 4))
-            assert all(one is not None for one in engine.evaluate(*after.points(), 3))
+            assert all(one is not None for one in engine.evaluate(*asked(after), 3))
         states.append((before, after))
     (before, after), (other_before, other_after) = states
-    assert torch.equal(before.models.mean, other_before.models.mean)
-    assert torch.equal(before.assignment, other_before.assignment)
+    assert torch.equal(before.hypotheses.models.mean, other_before.hypotheses.models.mean)
+    assert torch.equal(before.hypotheses.assignment, other_before.hypotheses.assignment)
     assert not torch.equal(models_of_clients(after), models_of_clients(other_after))
-    assert int(after.assignment.min()) >= 0
+    assert int(after.hypotheses.assignment.min()) >= 0
 
 
-def assert_beliefs_kept(before: Hypotheses, after: Hypotheses, parents: Tensor) -> None:
+def assert_beliefs_kept(earlier: State, later: State, parents: Tensor) -> None:
     """Every cluster of every hypothesis believes what it believed in its parent."""
+    before, after = earlier.hypotheses, later.hypotheses
     for h in range(len(after.log_weight)):
         now, then = after.model_of[h], before.model_of[parents[h]]
         own, old = after.models[now[now >= 0]], before.models[then[then >= 0]]
         # Merging (consensus) inverts the precisions twice, which may change their last digit.
         assert torch.allclose(own.mean, old.mean, rtol=1e-6, atol=1e-7)
         assert torch.allclose(own.precision, old.precision, rtol=1e-5)
-    if before.personal is not None:
-        assert torch.equal(after.personal, before.personal)
+    if isinstance(earlier, Personal):
+        assert torch.equal(later.personal, earlier.personal)
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -220,7 +229,7 @@ def test_a_round_whose_answers_are_all_late_leaves_the_beliefs(name: str) -> Non
         before = run(method_of(name), engine, 2)
     with simulator(participation=Participation(straggling=1.0)) as engine:
         start = method_of(name).init(engine.begin(0))  # a warm-up, too, must do without anybody
-        assert start.models.is_finite()
+        assert start.hypotheses.models.is_finite()
         after, info, clients = one_round(method_of(name), engine, before)
         assert clients.work.late > 0
         assert clients.work.trainings == 0
@@ -237,22 +246,28 @@ def test_a_round_whose_answers_are_all_rejected_leaves_the_beliefs(name: str) ->
         after, info, clients = one_round(method_of(name), engine, before)
         assert clients.work.rejected == clients.work.trainings > 0
     assert_beliefs_kept(before, after, info.parent)
-    assert after.log_weight.isfinite().all()
+    assert after.hypotheses.log_weight.isfinite().all()
 
 
 # --- an empty cluster -------------------------------------------------------------------------------------------------
+
+
+def with_hypotheses(state: State, hypotheses: Hypotheses) -> State:
+    return hypotheses if isinstance(state, Hypotheses) else replace(state, hypotheses=hypotheses)
 
 
 @pytest.mark.parametrize("name", [n for n in METHOD_NAMES if n.startswith(("bcfl", "ifca")) and n != "bcfl-auto"])
 def test_an_empty_cluster_keeps_its_belief(name: str) -> None:
     method = method_of(name, temperature="none")
     with simulator(factory=linear) as engine:
-        state = run(method, engine, 2)
+        before = run(method, engine, 2)
+        state = before.hypotheses
         mean = state.models.mean.clone()
         hopeless = state.model_of[:, 1]
         mean[hopeless, : 4 * 3 + 3] = 1e3 * torch.randn(4 * 3 + 3)  # confident nonsense
         state = replace(state, models=Gaussian(mean, state.models.precision))
-        after, info, _ = one_round(method, engine, state)
+        played, info, _ = one_round(method, engine, with_hypotheses(before, state))
+        after = played.hypotheses
     assert after.assignment[0].eq(0).all()
     own, old = after.models[int(after.model_of[0, 1])], state.models[int(state.model_of[info.parent[0], 1])]
     assert torch.equal(own.mean, old.mean)
@@ -350,7 +365,7 @@ def test_the_proximal_term_holds_fedamp_at_the_mixture() -> None:
 def test_the_proximal_term_holds_fedsoft_at_its_centres() -> None:
     with simulator(factory=linear) as engine:
         before = run(method_of("fedsoft", proximal=0.0, selection=6), engine, 2)
-        clients, centres = engine.begin(1), before.models.mean
+        clients, centres = engine.begin(1), before.hypotheses.models.mean
         share = clients.share_explained(centres, 16).clamp(min=1e-4)
         target = ((share / share.sum(1, keepdim=True)).float() @ centres)[:, :15]
         distances = []
@@ -365,12 +380,14 @@ def test_the_prior_holds_the_posterior_at_its_mean(name: str) -> None:
     method = method_of(name, forgetting=0.0, initial="same")
     distances = []
     with simulator(factory=linear) as engine:
-        start = method.init(engine.begin(0))
+        state = method.init(engine.begin(0))
+        start = state.hypotheses
         for strength in STRENGTHS:
             precision = start.models.precision.clone()
             precision[:, :15] = 30 * strength  # in units of a client's examples
             before = replace(start, models=Gaussian(start.models.mean, precision))
-            after, *_ = one_round(method, engine, before)
+            played, *_ = one_round(method, engine, with_hypotheses(state, before))
+            after = played.hypotheses
             own = after.models.mean[after.model_of[0], :15]
             distances.append(float((own - start.models.mean[start.model_of[0], :15]).norm()))
     drifts(distances)
@@ -449,4 +466,4 @@ def test_batch_statistics_of_several_clients_are_averaged_by_examples(name: str)
     weight = clients.num_examples.float()
     expected = weight @ own / weight.sum()
     assert not torch.allclose(expected, own.mean(0), atol=1e-4)
-    assert torch.allclose(after.models.mean[0, statistics], expected, atol=1e-5)
+    assert torch.allclose(after.hypotheses.models.mean[0, statistics], expected, atol=1e-5)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation_fixtures import pulled_clients
+from federation_fixtures import predictors, pulled_clients
 
 from bcfl.methods.hard import IFCA, KMeansClustering
 
@@ -22,7 +22,7 @@ def test_ifca_clients_join_the_model_with_the_least_loss() -> None:
     assert state.models.mean[1].tolist() == pytest.approx([9, 4])
     assert state.models.mean[2].tolist() == [99, 99]  # empty: it keeps its model
     assert len(clients.fitted) == 5  # each client trains the one it chose
-    models, own = state.predictors()
+    models, own = predictors(state)
     assert models[own][4].tolist() == pytest.approx([9, 4])
 
 
@@ -103,5 +103,5 @@ def test_clients_with_equal_models_are_no_trouble() -> None:
     for index in (1, 2):
         clients.round = index
         state, _ = method.round(state, clients)
-    models, own = state.predictors()
+    models, own = predictors(state)
     assert torch.allclose(models[own], TARGETS[[0, 0, 2, 2]])

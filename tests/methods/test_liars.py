@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation_fixtures import simulator, tiny_federation
+from federation_fixtures import predictors, simulator, tiny_federation
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
@@ -63,7 +63,7 @@ def test_one_liar_moves_the_models_no_further_than_training_does(name: str) -> N
         start = engine.begin(0).draw_model(0, 0)
         farthest = {}
         for robust in ("none", "clip", "median", "trimmed"):
-            models, used = trained(engine, name, robust, lying=True).predictors()
+            models, used = predictors(trained(engine, name, robust, lying=True))
             honest = [model for client, model in enumerate(used.tolist()) if client != LIAR]
             farthest[robust] = float((models[honest] - start).abs().max())
     assert farthest["none"] > 1e4
@@ -74,14 +74,14 @@ def test_one_liar_moves_the_models_no_further_than_training_does(name: str) -> N
 def test_clip_changes_no_honest_run_to_the_last_bit(name: str) -> None:
     with simulator() as engine:
         plain, clipped = (trained(engine, name, robust, lying=False) for robust in ("none", "clip"))
-    assert torch.equal(plain.models.mean, clipped.models.mean)
-    assert torch.equal(plain.models.precision, clipped.models.precision)
-    assert torch.equal(plain.log_weight, clipped.log_weight)
+    assert torch.equal(plain.hypotheses.models.mean, clipped.hypotheses.models.mean)
+    assert torch.equal(plain.hypotheses.models.precision, clipped.hypotheses.models.precision)
+    assert torch.equal(plain.hypotheses.log_weight, clipped.hypotheses.log_weight)
 
 
 def test_clip_folds_as_it_goes_once_it_knows_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bcfl.methods.steps.CLIP_AFTER", 4)
     with simulator() as engine:
         plain = trained(engine, "fedavg", "none", lying=False)
-        assert torch.equal(plain.models.mean, trained(engine, "fedavg", "clip", lying=False).models.mean)
+        assert torch.equal(plain.hypotheses.models.mean, trained(engine, "fedavg", "clip", lying=False).models.mean)
         assert float(trained(engine, "fedavg", "clip", lying=True).models.mean.abs().max()) < 100

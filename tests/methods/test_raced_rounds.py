@@ -17,9 +17,9 @@ from bcfl.extensions.racing import TOLERANCE
 from bcfl.federation import Hypotheses
 from bcfl.methods import make_method
 from bcfl.model.flat import FlatModel, SharedModels
+from bcfl.runs.packing import pack
 from bcfl.runs.problem import load_data, model_factory
 from bcfl.runs.settings import load_config
-from bcfl.runs.store import state_tensors
 
 NAMES = ["bcfl-g", "bcfl-c-3", "bcfl-mh-3"]
 STAGES = (1, 3, 16)  # rounds after which groups are all alike, beginning to differ, and separated
@@ -49,7 +49,7 @@ def associated(name: str, engine: Simulator, state: Hypotheses, index: int, raci
     """What the method keeps in that round, and how many pairs it scored and spared; BCFL-G's clients race alone."""
     if name != "bcfl-g":
         clients = engine.begin(index)
-        kept, _ = make_method(name, {"racing": racing})._associate(state, clients)
+        kept, _ = make_method(name, {"racing": racing})._associate(state, None, clients)
         return kept, clients.work.scored_examples, clients.work.spared_examples or 0
     network, models = Alone(FlatModel(engine.factory())), SharedModels.of(state.models.mean)
     choices = best(models, Scoring(index, NUM_SCORED), racing / NUM_CLIENTS, engine.clients, network)
@@ -99,7 +99,7 @@ def tiny(
 
 
 def assert_near(found: Hypotheses, expected: Hypotheses, tolerance: float) -> None:
-    one, other = state_tensors(found), state_tensors(expected)
+    one, other = pack(found).tensors, pack(expected).tensors
     assert one.keys() == other.keys()
     for key, values in one.items():
         assert torch.allclose(values, other[key], rtol=tolerance, atol=tolerance), key

@@ -56,9 +56,9 @@ class Wrong:
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (Wrong(3), "method 'wrong': init must return Hypotheses, it returned int"),
-        (Wrong(None, None), "method 'wrong': round must return .*, it returned NoneType"),
-        (Wrong(None, (1, 2)), r"method 'wrong': round must return .*, it returned \(int, int\)"),
+        (Wrong(3), "method 'wrong': init must return a state, .* it returned int"),
+        (Wrong(None, None), "method 'wrong': round must return .*; it returned NoneType"),
+        (Wrong(None, (1, 2)), r"method 'wrong': round must return .*; it returned \(int, int\)"),
         (Wrong(None, (1, 2, 3)), r"it returned \(int, int, int\)"),
     ],
 )

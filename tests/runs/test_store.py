@@ -16,12 +16,13 @@ import bcfl
 from bcfl.belief.gaussian import Gaussian
 from bcfl.federation import Hypotheses
 from bcfl.runs import store
-from bcfl.runs.store import LOGS, MEASURED, Checkpoint, RunFolder, TakenError, new_folder, state_tensors
+from bcfl.runs.packing import Packed, pack
+from bcfl.runs.store import LOGS, MEASURED, Checkpoint, RunFolder, TakenError, new_folder
 
 CONFIG = {"method": {"name": "bcfl-g"}}
 
 
-def state(seed: int, personal: bool = False) -> Hypotheses:
+def state(seed: int) -> Hypotheses:
     draws = torch.Generator().manual_seed(seed)
     return Hypotheses(
         models=Gaussian(torch.randn(4, 9, generator=draws), torch.rand(4, 9, generator=draws)),
@@ -30,12 +31,11 @@ def state(seed: int, personal: bool = False) -> Hypotheses:
         assignment=torch.randint(-1, 2, (2, 5), generator=draws),
         parent_of=torch.tensor([0, 1, 0, 1]),
         family=torch.tensor([0, 1]),
-        personal=torch.randn(5, 9, generator=draws) if personal else None,
     )
 
 
-def same(a: Hypotheses, b: Hypotheses) -> bool:
-    mine, yours = state_tensors(a), state_tensors(b)
+def same(packed: Packed, b: Hypotheses) -> bool:
+    mine, yours = packed.tensors, pack(b).tensors
     return mine.keys() == yours.keys() and all(torch.equal(mine[key], yours[key]) for key in mine)
 
 
@@ -45,7 +45,7 @@ def a_run(path: Path, rounds: int = 3) -> RunFolder:
     for index in range(rounds + 1):
         for name in LOGS:
             folder.append(name, {"round": index, "name": name})
-        folder.save_checkpoint(Checkpoint(index, state(index), {}))
+        folder.save_checkpoint(Checkpoint(index, pack(state(index)), {}))
     return folder
 
 
@@ -67,14 +67,13 @@ def flip_a_bit(path: Path, position: int = -20) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("personal", [True, False])
-def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, personal: bool) -> None:
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", CONFIG)
-    folder.save_checkpoint(Checkpoint(5, state(1, personal), {}))
+    folder.save_checkpoint(Checkpoint(5, pack(state(1)), {}))
     restored = RunFolder.open(folder.path).standing().checkpoint
     assert restored is not None
     assert (restored.round, restored.momentum) == (5, {})
-    assert same(restored.state, state(1, personal))
+    assert same(restored.state, state(1))
 
 
 def test_kept_momentum_comes_back_in_its_order(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_kept_momentum_comes_back_in_its_order(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", CONFIG)
     beliefs = [3, 12, 2, 100, 11, 0, 1, 4, 5, 6, 7, 8]  # neither sorted as numbers nor as texts, and more than ten
     momentum = {client: {belief: torch.randn(4) for belief in beliefs} for client in (10, 9, 0)}
-    folder.save_checkpoint(Checkpoint(1, state(1), momentum))
+    folder.save_checkpoint(Checkpoint(1, pack(state(1)), momentum))
     restored = folder.standing().checkpoint
     assert restored is not None
     assert restored.momentum.keys() == momentum.keys()
@@ -316,7 +315,7 @@ def test_a_failing_disk_during_a_checkpoint_leaves_the_one_before(
 
     monkeypatch.setattr(store, "write_atomically", full)
     with pytest.raises(OSError, match="No space"):
-        folder.save_checkpoint(Checkpoint(4, state(4), {}))
+        folder.save_checkpoint(Checkpoint(4, pack(state(4)), {}))
     assert folder.last_checkpoint().round == 3
 
 

@@ -29,9 +29,9 @@ def print_result(result: Result) -> None:
         console.print(
             "agreement: adjusted Rand index of the assignment with the true groups, 1 is perfect\n", style="dim"
         )
-    if result.state.num_clusters < MANY:
+    if result.state.hypotheses.num_clusters < MANY:
         console.print(_members(result))
-        if result.num_hypotheses == 1 < result.state.num_clusters:
+        if result.num_hypotheses == 1 < result.state.hypotheses.num_clusters:
             console.print("sure: one hypothesis was kept, so this is 1 whatever the data say\n", style="dim")
     for line in _cost(summary["work"]):
         console.print(line)
@@ -90,7 +90,7 @@ def print_evaluation(found: Mapping[str, Any], automatic: bool) -> None:
 def _members(result: Result) -> Table:
     """Which clients are in each cluster, and how sure that is."""
     rows, probability = [], result.probability
-    for cluster in range(result.state.num_clusters):
+    for cluster in range(result.state.hypotheses.num_clusters):
         members = (result.assignment == cluster).nonzero()[:, 0].tolist()
         sure = probability[members, cluster]
         named = [f"{c}" if p >= 0.995 else f"{c} ({p:.2f})" for c, p in zip(members, sure.tolist(), strict=True)]

@@ -5,11 +5,15 @@ round to the next a client stays with probability p and moves to each of the oth
 (1 − p)/(K − 1). Each hypothesis runs the forward filter of its clients: predict, then weigh by what is seen.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from bcfl.belief.evidence import Temperature, temper_scores
+from bcfl.association.hypotheses import Branches
+from bcfl.belief.evidence import Temperature, client_evidence, temper_scores
+from bcfl.federation import Clients, Hypotheses
 
 Stay = float | Literal["learn"]
 # Stays and moves fade by a tenth a round: where clients settle over the first rounds and rest from then on, a count of
@@ -44,7 +48,79 @@ def expected_stays(before: Tensor, stay: float, after: Tensor) -> Tensor:
     return (after * stay * before / predict(before, stay)).sum(-1)
 
 
-def learned_stay(counts: Tensor | None) -> float:
-    """The mean of p's Beta posterior, from a uniform prior and the numbers of stays and moves (None: none yet)."""
-    stays, moves = (0.0, 0.0) if counts is None else counts.tolist()
+def learned_stay(counts: Tensor) -> float:
+    """The mean of p's Beta posterior, from a uniform prior and the numbers of stays and moves."""
+    stays, moves = counts.tolist()
     return float((1 + stays) / (2 + stays + moves))
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """Hypotheses, and for each of them where its clients are by its forward filter."""
+
+    hypotheses: Hypotheses
+    membership: Tensor  # (hypothesis, client, cluster): probability
+    stays: Tensor | None = None  # (2,): expected stays and moves so far, where the staying probability is learned
+
+    def serving(self) -> None:
+        """Clients are served by the models of their clusters."""
+        return
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a round has told of where clients are, for the state after it."""
+
+    membership: Tensor  # (hypothesis, client, cluster)
+    stays: Tensor | None
+
+    def of(self, new: Hypotheses) -> Remembering:
+        """The state in which they are remembered; hypotheses merged into one were all of one parent, and so alike."""
+        return Remembering(new, self.membership[: len(new.log_weight)], self.stays)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The rules of a forward filter."""
+
+    stay: Stay  # the probability that a client stays in its cluster from one round to the next, or "learn"
+    scoring_examples: int | None
+    temperature: Temperature
+
+    def start(self, hypotheses: Hypotheses) -> Remembering:
+        """A state in which clients may be anywhere, and nobody has stayed or moved."""
+        shape = (*hypotheses.assignment.shape, hypotheses.num_clusters)
+        anywhere = torch.full(shape, 1 / hypotheses.num_clusters, dtype=torch.float64)
+        return Remembering(hypotheses, anywhere, torch.zeros(2, dtype=torch.float64) if self.stay == "learn" else None)
+
+    def log_prior(self, state: Remembering, clients: Clients) -> Tensor:
+        """How likely the present clients are in each cluster by what is remembered, on the scale of their scores."""
+        log_prior = predict(state.membership, self._probability(state)).log()
+        return (self._power(clients)[:, None] * log_prior)[:, clients.present]  # (hypothesis, client, cluster)
+
+    def remember(
+        self, state: Remembering, clients: Clients, scores: Tensor, log_point_weight: Tensor, kept: Branches
+    ) -> Places:
+        """Where the clients are in the next state, and how often they have stayed so far.
+
+        `scores` are tempered, (present client, belief, point). Here the temperature is taken out again, before points
+        are put together: a filter by Bayes' rule has none.
+        """
+        before, stay, present = state.membership, self._probability(state), clients.present
+        after = predict(before, stay)
+        evidence = client_evidence(scores / self._power(clients)[present, None, None], log_point_weight)
+        seen = evidence[:, state.hypotheses.model_of].transpose(0, 1)
+        after[:, present] = (seen + after[:, present].log()).softmax(-1)
+        counts = state.stays
+        if counts is not None:
+            stays = expected_stays(before, stay, after)[kept.parent]  # (hypothesis, client)
+            known = kept.log_weight.exp()[:, None] * (present & (state.hypotheses.assignment[kept.parent] >= 0))
+            counts = FADING * counts + torch.stack([(known * stays).sum(), (known * (1 - stays)).sum()])
+        return Places(after[kept.parent], counts)
+
+    def _probability(self, state: Remembering) -> float:
+        """How likely a client stays where it is."""
+        return learned_stay(state.stays) if state.stays is not None else float(self.stay)
+
+    def _power(self, clients: Clients) -> Tensor:
+        return evidence_power(clients.num_examples, self.scoring_examples, self.temperature)  # (client,)

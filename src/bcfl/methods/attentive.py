@@ -12,7 +12,7 @@ from bcfl.belief.robust import all_bounded, middle, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods.bounds import Defence, NumClusters, Proximal, ScoringExamples
 from bcfl.methods.kmeans import squared_distances
-from bcfl.methods.steps import draw_starts, mean_by_examples, single_story, unit
+from bcfl.methods.steps import Personal, draw_starts, mean_by_examples, single_story, unit
 from bcfl.randomness import numpy_generator
 
 
@@ -129,15 +129,15 @@ class FedSoft:
     scoring_examples: ScoringExamples = 320
     robust: Defence = "none"
 
-    def init(self, clients: Clients) -> Hypotheses:
+    def init(self, clients: Clients) -> Personal:
         centres = draw_starts(clients, self.num_clusters)
         num_clients = len(clients.present)
         own = clients.draw_model(0, 0).repeat(num_clients, 1)
-        return single_story(flat(centres), torch.full((num_clients,), -1), personal=own)
+        return Personal(single_story(flat(centres), torch.full((num_clients,), -1)), own)
 
-    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
-        assert state.personal is not None
-        centres, own, assignment = state.models.mean, state.personal.clone(), state.assignment.clone()
+    def round(self, state: Personal, clients: Clients) -> tuple[Personal, RoundInfo]:
+        shared, own = state.hypotheses, state.personal.clone()
+        centres, assignment = shared.models.mean, shared.assignment.clone()
         share = clients.share_explained(centres, self.scoring_examples)
         present = clients.present.nonzero()[:, 0]  # who answered
         share = share[present].clamp(min=self.smoothing)
@@ -166,7 +166,7 @@ class FedSoft:
             elif back:
                 new_centres[cluster] = own[back].mean(0)
                 new_centres[cluster, statistics] = mean_by_examples(own[back, statistics], num_examples[back])
-        new = single_story(flat(new_centres), assignment, personal=own)
+        new = Personal(single_story(flat(new_centres), assignment), own)
         return new, one_story(new)
 
     def _select(self, weight: Tensor, clients: Clients) -> list[list[int]]:

@@ -11,7 +11,7 @@ from bcfl.belief.gaussian import Gaussian, Merging, flat
 from bcfl.belief.robust import SUREST, all_bounded, middle_of, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods.bounds import Defence, Forgetting, ScoringExamples, Tempering
-from bcfl.methods.steps import FusionStack, mean_by_examples, single_story
+from bcfl.methods.steps import FusionStack, Personal, mean_by_examples, single_story
 
 LEAST_LOG_WEIGHT = -1e9  # of a client whose likelihood is zero or no number: it counts only among its like
 
@@ -67,33 +67,33 @@ class BPFedAvg:
     scoring_examples: ScoringExamples = 320
     robust: Defence = "none"
 
-    def init(self, clients: Clients) -> Hypotheses:
+    def init(self, clients: Clients) -> Personal:
         start = clients.draw_model(0, 0)
         num_clients = len(clients.present)
-        return single_story(flat(start[None]), torch.full((num_clients,), -1), personal=start.repeat(num_clients, 1))
+        shared = single_story(flat(start[None]), torch.full((num_clients,), -1))
+        return Personal(shared, start.repeat(num_clients, 1))
 
-    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
-        assert state.personal is not None
-        merging, personal = Merging(state.models.mean[0]), state.personal.clone()
-        arrived, posteriors = list[int](), list[Gaussian]()
-        for client, log_weight, posterior in self._adapted(state, clients):
+    def round(self, state: Personal, clients: Clients) -> tuple[Personal, RoundInfo]:
+        shared, personal = state.hypotheses, state.personal.clone()
+        merging, arrived, posteriors = Merging(shared.models.mean[0]), list[int](), list[Gaussian]()
+        for client, log_weight, posterior in self._adapted(shared, clients):
             personal[client] = posterior.mean
             arrived.append(client)
             if self.robust in ("median", "trimmed"):
                 posteriors.append(posterior)
             else:
                 merging.add(posterior, log_weight)
-        merged = state.models[0]
+        merged = shared.models[0]
         if posteriors:
             merged = middle_of(posteriors, self.robust)
         elif arrived:
             merged, statistics = merging.result(), slice(clients.num_parameters, None)
             num_examples = weight_of(clients.num_examples, self.robust)[arrived]
             merged.mean[statistics] = mean_by_examples(personal[arrived, statistics], num_examples)
-        assignment = state.assignment.clone()
+        assignment = shared.assignment.clone()
         assignment[0, arrived] = 0
         personal[assignment[0] < 0] = merged.mean
-        new = single_story(Gaussian(merged.mean[None], merged.precision[None]), assignment, personal=personal)
+        new = Personal(single_story(Gaussian(merged.mean[None], merged.precision[None]), assignment), personal)
         return new, one_story(new)
 
     def _adapted(self, state: Hypotheses, clients: Clients) -> Iterator[tuple[int, float, Gaussian]]:

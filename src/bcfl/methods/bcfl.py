@@ -20,6 +20,7 @@ from bcfl.belief.evidence import (
 from bcfl.belief.gaussian import Gaussian, merge, stack
 from bcfl.belief.robust import bounded_scores
 from bcfl.extensions.racing import TOLERANCE, race
+from bcfl.extensions.staying import Memory, Places, Remembering
 from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.methods.bounds import (
     Defence,
@@ -31,7 +32,6 @@ from bcfl.methods.bounds import (
     Tempering,
 )
 from bcfl.methods.kmeans import warm_up
-from bcfl.methods.remembered import Memory
 from bcfl.methods.steps import (
     belief_folds,
     client_weights,
@@ -153,7 +153,7 @@ class BCFL:
                 raise ValueError(f"method.cluster_size {list(self.cluster_size)} with {self.num_clusters} clusters "
                                  f"takes {fewest} to {most} clients, but there are {num_clients}")  # fmt: skip
 
-    def init(self, clients: Clients) -> Hypotheses:
+    def init(self, clients: Clients) -> Hypotheses | Remembering:
         """K cluster models for each hypothesis: drawn independently, or one draw for all, or by warm-up."""
         starts = self.max_hypotheses if self.strategy == "multi" and self.initial == "different" else 1
         if self.warm_up_rounds:
@@ -162,7 +162,7 @@ class BCFL:
             means = draw_starts(clients, self.num_clusters, starts)
         precision = torch.zeros_like(means)
         precision[:, : clients.num_parameters] = self.prior_precision
-        return Hypotheses(
+        start = Hypotheses(
             models=Gaussian(means, precision),
             model_of=torch.arange(len(means)).view(starts, self.num_clusters),
             log_weight=torch.full((starts,), 1 / starts, dtype=torch.float64).log(),
@@ -170,21 +170,24 @@ class BCFL:
             parent_of=torch.arange(len(means)),
             family=torch.arange(starts),
         )
+        return start if self._memory is None else self._memory.start(start)
 
-    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+    def round(self, state: Hypotheses | Remembering, clients: Clients) -> tuple[Hypotheses | Remembering, RoundInfo]:
         if self.strategy == "greedy" and self.evidence_points == 1 and self.cluster_size is None and self.stay is None:
-            return self._greedy_round(state, clients)
-        kept, memory = self._associate(_joined(state, clients.present), clients)
-        groups = distinct_groups(state.model_of, kept, clients.present)
-        folds = train_groups(state, groups, clients, self.fusion, self.forgetting, self.robust)
+            return self._greedy_round(state.hypotheses, clients)
+        before = state if isinstance(state, Remembering) else None
+        past = _joined(state.hypotheses, clients.present, None if before is None else before.membership)
+        kept, places = self._associate(past, before, clients)
+        groups = distinct_groups(past.model_of, kept, clients.present)
+        folds = train_groups(past, groups, clients, self.fusion, self.forgetting, self.robust)
         models, model_of, parent_of = distinct_results(groups, folds)
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
-        if self.strategy == "consensus":  # all of one parent, so that they remember the same
-            memory = {name: values[:1] if name == "membership" else values for name, values in memory.items()}
-            return replace(_merged(models, model_of, kept), **memory), info
-        family = state.family[kept.parent]
-        new = Hypotheses(models, model_of, kept.log_weight, kept.assignment, parent_of, family)
-        return replace(new, **memory), info
+        if self.strategy == "consensus":
+            new = _merged(models, model_of, kept)
+        else:
+            family = past.family[kept.parent]
+            new = Hypotheses(models, model_of, kept.log_weight, kept.assignment, parent_of, family)
+        return new if places is None else places.of(new), info
 
     def _greedy_round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         """One exchange: each client picks the belief that explains its data best and trains that one."""
@@ -200,7 +203,13 @@ class BCFL:
         new = single_story(folds.results(), assignment)
         return new, one_story(new)
 
-    def _associate(self, state: Hypotheses, clients: Clients) -> tuple[Branches, dict[str, Any]]:
+    @property
+    def _memory(self) -> Memory | None:
+        return None if self.stay is None else Memory(self.stay, self.scoring_examples, self.temperature)
+
+    def _associate(
+        self, state: Hypotheses, before: Remembering | None, clients: Clients
+    ) -> tuple[Branches, Places | None]:
         """The best continuations of the past hypotheses, by how well their beliefs explain the clients' data.
 
         With `stay` also by where the clients were before; beside them what the state remembers of that from now on.
@@ -223,8 +232,9 @@ class BCFL:
         scores = temper_scores(scores, clients.num_examples, self.temperature)[present]
         scores = bounded_scores(scores, self.robust)
         scores = scores.view(len(scores), -1, num_beliefs).transpose(1, 2)  # (client, belief, point)
-        memory = None if self.stay is None else Memory(self.stay, self.scoring_examples, self.temperature)
-        log_prior = _NO_PRIOR if memory is None else memory.log_prior(state, clients)  # of the clients' places
+        memory = self._memory
+        # of the clients' places
+        log_prior = _NO_PRIOR if memory is None or before is None else memory.log_prior(before, clients)
         cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1) - log_prior
         margin = -math.log(self.give_up_weight)
         absent = state.assignment.masked_fill(present, -1)[..., None] == torch.arange(self.num_clusters)
@@ -238,8 +248,10 @@ class BCFL:
         kept = prune(kept, self.max_hypotheses, self.min_weight, state.family, margin)
         assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
         assignment[:, present] = kept.assignment
-        remembered = {} if memory is None else memory.remember(state, clients, scores, log_alpha, kept)
-        return Branches(kept.parent, assignment, kept.log_weight), remembered
+        told = Branches(kept.parent, assignment, kept.log_weight)
+        if memory is None or before is None:
+            return told, None
+        return told, memory.remember(replace(before, hypotheses=state), clients, scores, log_alpha, kept)
 
 
 def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL, num_candidates: int) -> Tensor:
@@ -263,7 +275,7 @@ def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL, num_candida
     return torch.where(left, mean * clients.num_examples[:, None], -torch.inf)
 
 
-def _joined(state: Hypotheses, present: Tensor) -> Hypotheses:
+def _joined(state: Hypotheses, present: Tensor, membership: Tensor | None) -> Hypotheses:
     """The state with all the weight of stories that are the same from now on at the first of them.
 
     They have the same beliefs, and where a client is absent, it is in the same place: they differ in where a client is
@@ -271,7 +283,7 @@ def _joined(state: Hypotheses, present: Tensor) -> Hypotheses:
     """
     weight, first = state.log_weight.clone(), dict[tuple[Any, ...], int]()
     for h in range(len(weight)):
-        remembered = None if state.membership is None else tuple(state.membership[h].flatten().tolist())
+        remembered = None if membership is None else tuple(membership[h].flatten().tolist())
         future = (*state.model_of[h].tolist(), *state.assignment[h, ~present].tolist(), remembered)
         if (same := first.setdefault(future, h)) != h:
             weight[same], weight[h] = torch.logaddexp(weight[same], weight[h]), -torch.inf

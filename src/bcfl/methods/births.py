@@ -18,11 +18,23 @@ from bcfl.belief.robust import bounded_scores
 from bcfl.federation import Clients, Hypotheses, RoundInfo, num_held_out
 from bcfl.methods.bounds import Defence, Forgetting, Fusing, MinWeight, ScoringExamples
 from bcfl.methods.kmeans import k_means
-from bcfl.methods.steps import distinct_groups, train_groups
+from bcfl.methods.steps import distinct_groups, single_story, train_groups
 from bcfl.randomness import generator, stream_seed
 
 SKETCH = 512  # numbers that stand for a client's update: squared distances keep to within about 2/√512
 MEMORY = 0.5  # the share of the round before in a story's weight and in a sketch: the data are the same again
+
+
+@dataclass(frozen=True)
+class Searching:
+    """The hypotheses, the last of them perhaps a trial, and where its data pull each client's model."""
+
+    hypotheses: Hypotheses
+    sketch: Tensor  # (client, number)
+
+    def serving(self) -> None:
+        """Clients are served by the models of their clusters."""
+        return
 
 
 @dataclass(frozen=True)
@@ -70,28 +82,22 @@ class AutoBCFL:
     scoring_examples: ScoringExamples = 320
     robust: Defence = "none"
 
-    def init(self, clients: Clients) -> Hypotheses:
+    def init(self, clients: Clients) -> Searching:
         num_clients = len(clients.present)
-        return Hypotheses(
-            models=flat(clients.draw_model(0, 0)[None]),
-            model_of=torch.zeros(1, 1, dtype=torch.int64),
-            log_weight=torch.zeros(1, dtype=torch.float64),
-            assignment=torch.full((1, num_clients), -1),
-            parent_of=torch.zeros(1, dtype=torch.int64),
-            family=torch.zeros(1, dtype=torch.int64),
-            sketch=torch.zeros(num_clients, SKETCH),
-        )
+        start = single_story(flat(clients.draw_model(0, 0)[None]), torch.full((num_clients,), -1))
+        return Searching(start, torch.zeros(num_clients, SKETCH))
 
-    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
+    def round(self, state: Searching, clients: Clients) -> tuple[Searching, RoundInfo]:
+        past = state.hypotheses
         rounds_left = math.inf if self.search_rounds is None else self.search_rounds - clients.round
         held_out = self.held_out if rounds_left >= 0 else 0.0
-        kept = self._associate(state, clients, held_out)
+        kept = self._associate(past, clients, held_out)
         trial = split(kept, state.sketch, clients) if rounds_left > 0 else None
         told = kept if trial is None else _stack([kept, trial])
         branches = Branches(torch.arange(len(told)), told.assignment, told.log_weight)
         groups = distinct_groups(told.model_of, branches, clients.present)
         pulls = Pulls(state, kept, clients)
-        folds = train_groups(state, groups, clients, self.fusion, self.forgetting, self.robust, held_out, pulls.add)
+        folds = train_groups(past, groups, clients, self.fusion, self.forgetting, self.robust, held_out, pulls.add)
         num_beliefs = int(groups.model_of[: len(kept)].max()) + 1  # the halves of a trial come last
         complete = bool(folds.trained[num_beliefs:].all())  # half a trial is none
         rows, beliefs = (slice(None), slice(None)) if complete else (slice(len(kept)), slice(num_beliefs))
@@ -103,9 +109,9 @@ class AutoBCFL:
             assignment=told.assignment[rows],
             parent_of=groups.belief[beliefs],
             family=torch.zeros(len(told), dtype=torch.int64)[rows],
-            sketch=pulls.sketch,
         )
-        return new, RoundInfo(kept.parent, kept.assignment, kept.log_weight, tuple(_events(state, kept)))
+        info = RoundInfo(kept.parent, kept.assignment, kept.log_weight, tuple(_events(past, kept)))
+        return Searching(new, pulls.sketch), info
 
     def _associate(self, state: Hypotheses, clients: Clients, held_out: float) -> Stories:
         """The best stories: the past ones with clients moved or a cluster given up, and the trial."""
@@ -227,12 +233,11 @@ def _heaviest(found: list[Stories], max_stories: int, min_weight: float) -> Stor
     return Stories(stories.parent, stories.model_of[:, :width], stories.assignment, normalise(stories.log_weight))
 
 
-def split(stories: Stories, sketch: Tensor | None, clients: Clients) -> Stories | None:
+def split(stories: Stories, sketch: Tensor, clients: Clients) -> Stories | None:
     """The best story with one of its clusters split in two by where its clients' data pull; None if none can be.
 
     The clusters take turns. Whoever is absent stays with the larger half, which keeps the cluster's number.
     """
-    assert sketch is not None
     model_of, own = stories.model_of[0], stories.assignment[0]
     known = clients.present & sketch.any(1)
     members_of = {k: (known & (own == k)).nonzero()[:, 0] for k in (model_of >= 0).nonzero()[:, 0].tolist()}
@@ -261,10 +266,9 @@ class Pulls:
     one pass, and keeps distances in expectation; so the server need not hold C updates to see which are alike.
     """
 
-    def __init__(self, state: Hypotheses, stories: Stories, clients: Clients):
-        assert state.sketch is not None
+    def __init__(self, state: Searching, stories: Stories, clients: Clients):
         self.sketch = state.sketch.clone()  # (client, number)
-        self._means, self._size = state.models.mean, clients.num_parameters
+        self._means, self._size = state.hypotheses.models.mean, clients.num_parameters
         self._own = stories.model_of[0][stories.assignment[0]]  # (client,) -> belief, in the best story
         draws = generator(clients.seed, "sketch")
         self._sign = torch.randint(0, 2, (self._size,), generator=draws, dtype=torch.int8).mul_(2).sub_(1)

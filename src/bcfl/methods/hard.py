@@ -67,7 +67,7 @@ class KMeansClustering:
         present, assignment = clients.present.nonzero()[:, 0], state.assignment.clone()
         first = bool((assignment < 0).all())
         means = state.models.mean
-        _, model_of_client = state.predictors()  # a newcomer starts from the largest cluster's model
+        model_of_client = state.model_of_client()  # a newcomer starts from the largest cluster's model
         jobs = Jobs(model_of_client[present], present, self.proximal * clients.num_examples[present])
         answers = zip(present.tolist(), clients.fit(unit(means), jobs), strict=True)
         trained = [(client, posterior) for client, posterior in answers if posterior is not None]

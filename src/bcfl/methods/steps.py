@@ -7,9 +7,20 @@ import torch
 from torch import Tensor
 
 from bcfl.association.hypotheses import Branches
-from bcfl.belief.gaussian import Fusion, FusionRule, Gaussian
+from bcfl.belief.gaussian import Fusion, FusionRule, Gaussian, flat
 from bcfl.belief.robust import CLIP_AFTER, Robust, Usual, middle_of, weight_of
-from bcfl.federation import Clients, Hypotheses, Jobs, prior_of
+from bcfl.federation import Clients, Hypotheses, Jobs, Serving, prior_of
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A state in which each client has a model of its own beside the shared ones."""
+
+    hypotheses: Hypotheses
+    personal: Tensor  # (client, vector)
+
+    def serving(self) -> Serving:
+        return flat(self.personal), [{client: 1.0} for client in range(len(self.personal))]
 
 
 @dataclass(frozen=True)
@@ -211,7 +222,7 @@ def unit(mean: Tensor) -> Gaussian:
     return Gaussian(mean, mean.new_ones(()).expand_as(mean))
 
 
-def single_story(models: Gaussian, assignment: Tensor, personal: Tensor | None = None) -> Hypotheses:
+def single_story(models: Gaussian, assignment: Tensor) -> Hypotheses:
     """A state with one hypothesis whose clusters are the models, in order."""
     return Hypotheses(
         models=models,
@@ -220,5 +231,4 @@ def single_story(models: Gaussian, assignment: Tensor, personal: Tensor | None =
         assignment=assignment.view(1, -1),
         parent_of=torch.arange(len(models)),
         family=torch.zeros(1, dtype=torch.int64),
-        personal=personal,
     )

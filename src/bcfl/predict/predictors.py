@@ -26,7 +26,7 @@ from bcfl.client.score import (
     total_log_likelihood,
 )
 from bcfl.data.arrays import checked
-from bcfl.federation import Hypotheses, Mixture, RoundInfo
+from bcfl.federation import Hypotheses, Mixture, RoundInfo, Serving, State
 from bcfl.files import write_atomically
 from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.predict.metrics import summarise
@@ -182,11 +182,12 @@ def associate(
     return Newcomer(renumbered, resembles, len(examples), nll, predictor, list(mixture).index(best))
 
 
-def mixtures(state: Hypotheses, info: RoundInfo | None) -> tuple[Tensor, list[Mixture]]:
-    """The models in use, and each client's mixture of them over the last round's hypotheses."""
-    if state.personal is not None:
-        return state.points()
-    return state.models.mean, [client_mixture(state, info, client) for client in range(state.assignment.shape[1])]
+def mixtures(state: State, info: RoundInfo | None) -> Serving:
+    """What serves each client: what its state says, or its mixture of beliefs over the last round's hypotheses."""
+    serving, told = state.serving(), state.hypotheses
+    if serving is not None:
+        return serving
+    return told.models, [client_mixture(told, info, client) for client in range(told.assignment.shape[1])]
 
 
 def client_mixture(state: Hypotheses, info: RoundInfo | None, client: int) -> Mixture:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from bcfl.client.client import Layout
 from bcfl.client.score import Evaluation
-from bcfl.federation import Clients, Hypotheses, Mixture, RoundInfo, Work
+from bcfl.federation import Clients, Mixture, RoundInfo, State, Work
 from bcfl.predict.metrics import follow_drift
+from bcfl.runs.packing import pack, unpack
 from bcfl.runs.problem import Problem, S
 from bcfl.runs.records import read_associations, read_manifest, read_rounds
 from bcfl.runs.result import Result
@@ -45,7 +46,7 @@ class Course(Generic[S]):
     config: Config
     problem: Problem[S]
     engine: Engine
-    state: Hypotheses
+    state: State
     info: RoundInfo | None = None  # the last round's associations
     history: list[dict[str, Any]] = field(default_factory=list)  # a record for each round, round 0 first
     placed: list[Tensor] = field(default_factory=list)  # where the best hypothesis had the clients, round 1 first
@@ -59,13 +60,13 @@ class Course(Generic[S]):
         """The next round is done; its record, to which observers add."""
         clients = self.engine.begin(self.round + 1)
         self.state, self.info = self.problem.method.round(self.state, clients)
-        self.placed.append(self.state.assignment[0])
+        self.placed.append(self.state.hypotheses.assignment[0])
         self.history.append({"round": self.round + 1, "work": clients.work.as_dict()})
         return self.history[-1]
 
     def checkpoint(self) -> Checkpoint:
         layout = self.engine.layout
-        return Checkpoint(self.round, self.state, self.engine.momentum, layout.shapes, layout.layers)
+        return Checkpoint(self.round, pack(self.state), self.engine.momentum, layout.shapes, layout.layers)
 
     def result(self, path: Path | None) -> Result:
         """What the run has come to, kept in the folder `path`."""
@@ -87,7 +88,8 @@ def take_up(
     """The run in a folder that has gone back to this checkpoint."""
     engine.momentum = checkpoint.momentum
     history, told = kept_rounds(config, folder)
-    return Course(config, problem, engine, checkpoint.state, last_info(told), history, placed_in(told))
+    state = unpack(checkpoint.state, problem.method.classes)
+    return Course(config, problem, engine, state, last_info(told), history, placed_in(told))
 
 
 def kept_rounds(config: Config, folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -106,6 +108,7 @@ def last_info(lines: Sequence[Mapping[str, Any]]) -> RoundInfo | None:
         torch.tensor(last["assignment"]),
         torch.tensor(last["log_weight"], dtype=torch.float64),
         tuple(last["events"]) if "events" in last else None,
+        torch.tensor(last["probability"], dtype=torch.float64) if "probability" in last else None,
     )
 
 

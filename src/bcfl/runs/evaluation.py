@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcfl.belief.gaussian import flat
 from bcfl.client.examples import Examples, pool
 from bcfl.client.score import batch_norms
 from bcfl.data.manifest import verify_manifest
 from bcfl.data.partition import FederatedData
+from bcfl.federation import served
 from bcfl.predict.predictors import Spread, predictor_of, quality
 from bcfl.runs.problem import load_data
 from bcfl.runs.result import Result
@@ -89,10 +89,10 @@ def _predictions(
         raise ValueError("no client of this run has test data")
     x_test, images = pool(data.x_test)
     x_train = pool(data.x_train)[0] if own_statistics else data.x_train
-    models, points = result.state.points()
-    certain, log_p = flat(models), []
+    models, points = served(result.state)
+    log_p = []
     for client, own in tested:
-        predictor = predictor_of(result.factory, certain, points[client]) if spread is None else result.mixture(client)
+        predictor = predictor_of(result.factory, models, points[client]) if spread is None else result.mixture(client)
         trained_on = data.train_of_at_the_end[client]
         if own_statistics and len(trained_on) > 1:  # of a single example there are none
             predictor = predictor.with_statistics_of(Examples(x_train, data.y_train, trained_on, images))

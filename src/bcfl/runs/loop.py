@@ -13,10 +13,13 @@ from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.partition import FederatedData
 from bcfl.data.scales import remark_on_scales, scales_itself
 from bcfl.engines.simulator import Simulator, find_device
+from bcfl.federation import State
+from bcfl.methods import method_of
 from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.runs.course import Course, Engine, begin, drift_of, kept_rounds, last_info, placed_in, take_up
 from bcfl.runs.environment import environment
 from bcfl.runs.observers import Metrics, Observer, Store, Warnings, told_the_end
+from bcfl.runs.packing import classes_of, unpack
 from bcfl.runs.problem import Problem, S, model_factory, prepare, split_seed
 from bcfl.runs.records import read_manifest
 from bcfl.runs.result import Result
@@ -93,7 +96,7 @@ def resume(
             resumable(folder, way_on or _how_to_resume(config, folder)),
         ):
             if checkpoint:
-                _refuse_other_model(checkpoint, engine.layout, path)
+                _sound_state(checkpoint, problem.method.classes, engine.layout, path)
             _go_back(folder, standing, device)
             if not folder.has("manifest.json"):  # stopped before its first round
                 _describe(folder, _split(config, problem.data), device)
@@ -194,7 +197,7 @@ def run_on(
             if None not in (value, now) and value != now:  # None: not known, as the groups while a client is away
                 raise ValueError(f"the run in {out} was begun with other clients: {key} was {value}, now {now}")
         if standing.checkpoint:
-            _refuse_other_model(standing.checkpoint, engine.layout, out)
+            _sound_state(standing.checkpoint, problem.method.classes, engine.layout, out)
         _go_back(folder, standing)
         return _rounds(config, problem, engine, folder, standing.checkpoint, observers)
 
@@ -277,12 +280,13 @@ def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
 def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, factory: ModelFactory | None) -> Result:
     factory = factory or model_factory(config)
     probe = FlatModel(build(factory, config.experiment.seed, "probe"))
-    _refuse_other_model(checkpoint, layout_of(probe, config.training), folder.path)
+    classes, layout = classes_of(method_of(config.method)), layout_of(probe, config.training)
+    state = _sound_state(checkpoint, classes, layout, folder.path)
     kept, (history, told) = read_manifest(folder.path), kept_rounds(config, folder)
     groups = [groups_in(kept, index) for index in range(1, config.experiment.rounds + 1)]
     return Result(
         config,
-        checkpoint.state,
+        state,
         last_info(told),
         history,
         factory,
@@ -292,6 +296,12 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
     )
 
 
-def _refuse_other_model(checkpoint: Checkpoint, layout: Layout, path: Path) -> None:
-    length = checkpoint.state.models.mean.shape[1]
+def _sound_state(checkpoint: Checkpoint, classes: Iterable[type], layout: Layout, path: Path) -> State:
+    """The state of the run in that folder, if its vectors mean here what they meant there."""
+    try:
+        state: State = unpack(checkpoint.state, classes)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    length = state.hypotheses.models.mean.shape[1]
     layout.refuse_other(length, checkpoint.shapes, checkpoint.layers, f"in the run in {path}")
+    return state

@@ -16,7 +16,7 @@ from torch import Tensor
 from bcfl.association.hypotheses import align
 from bcfl.belief.gaussian import distinct
 from bcfl.engines.heap import physical_memory
-from bcfl.federation import Hypotheses
+from bcfl.federation import Hypotheses, Serving, served
 from bcfl.predict.metrics import agreement, summarise
 from bcfl.predict.predictors import mixtures
 from bcfl.runs.course import Course
@@ -70,17 +70,21 @@ class Metrics(Observer):
     before: Tensor | None = None  # (client,) -> cluster, a round ago
 
     def started(self, config: Config, data: Split, first_round: int) -> None:
-        self.before = self.course.state.assignment[0]
+        self.before = self.course.state.hypotheses.assignment[0]
 
     def round_done(self, record: dict[str, Any], seconds: float) -> None:
         course, experiment, index = self.course, self.course.config.experiment, record["round"]
         assert self.before is not None
-        record |= _associations(course.state, self.before, course.problem.data.group_in(index))
-        self.before = course.state.assignment[0]
+        record |= _associations(course.state.hypotheses, self.before, course.problem.data.group_in(index))
+        self.before = course.state.hypotheses.assignment[0]
         if index % experiment.evaluate_every == 0 or index == experiment.rounds:
-            record |= summarise(course.engine.evaluate(*course.state.points(), index))
+            record |= self._evaluated(served(course.state), index)
             if experiment.mixture:
-                record["mixture"] = summarise(course.engine.evaluate(*mixtures(course.state, course.info), index))
+                record["mixture"] = self._evaluated(mixtures(course.state, course.info), index)
+
+    def _evaluated(self, serving: Serving, index: int) -> dict[str, Any]:
+        models, shares = serving
+        return summarise(self.course.engine.evaluate(models.mean, shares, index))
 
 
 def _associations(state: Hypotheses, before: Tensor, group: Tensor | None) -> dict[str, Any]:
@@ -105,7 +109,7 @@ class Warnings(Observer):
     def started(self, config: Config, data: Split, first_round: int) -> None:
         if first_round == 1:
             self._tell_rejected(self.course.history[0])  # in a warm-up
-        models, there = self.course.state.models, physical_memory()
+        models, there = self.course.state.hypotheses.models, physical_memory()
         needed = 2 * (models.mean.nbytes + distinct(models.precision).nbytes)
         if there is not None and needed > BELIEFS_SHARE * there:  # the system would end the run without a word
             logger.warning(f"{len(models)} beliefs before and after a round take {needed / 1e9:.1f} GB of this "
@@ -167,9 +171,12 @@ class Store(Observer):
             "log_weight": info.log_weight.tolist(),
             "assignment": info.assignment.tolist(),
         }
-        events = {} if info.events is None else {"events": list(info.events)}
+        if info.events is not None:
+            associations["events"] = list(info.events)
+        if info.probability is not None:
+            associations["probability"] = info.probability.tolist()
         self.folder.append("rounds.jsonl", record)
-        self.folder.append("associations.jsonl", associations | events)
+        self.folder.append("associations.jsonl", associations)
         self.folder.append("timings.jsonl", {"round": index, "seconds": seconds})
         if index % experiment.checkpoint_every == 0 or index == experiment.rounds:
             self.folder.save_checkpoint(self.course.checkpoint())

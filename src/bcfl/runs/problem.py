@@ -3,7 +3,7 @@
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -17,10 +17,11 @@ from bcfl.data.drift import with_drift
 from bcfl.data.partition import FederatedData, partition
 from bcfl.data.validation import with_validation
 from bcfl.engines.heap import keep_freed_memory
-from bcfl.federation import Clients, Hypotheses, Method, RoundInfo
+from bcfl.federation import Clients, Method, RoundInfo, State
 from bcfl.methods import load_plugin, method_of
 from bcfl.model.flat import ModelFactory, build
 from bcfl.model.zoo import MODELS, look_up
+from bcfl.runs.packing import classes_of
 from bcfl.runs.sections import FROM_PYTHON
 from bcfl.runs.settings import Config
 
@@ -45,12 +46,43 @@ S = TypeVar("S", bound=Split)
 
 
 @dataclass(frozen=True)
+class Sound:
+    """A method whose answers are what the loop can go on with: somebody else may have written it."""
+
+    name: str
+    method: Method
+    classes: Sequence[type]  # of which its states are made
+
+    def init(self, clients: Clients) -> State:
+        state = self.method.init(clients)
+        self._refuse_other("init must return a state", state, state)
+        return state
+
+    def round(self, state: State, clients: Clients) -> tuple[State, RoundInfo]:
+        answer = self.method.round(state, clients)
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], RoundInfo)):
+            self._refuse_other("round must return (state, RoundInfo)", None, answer)
+        self._refuse_other("round must return (state, RoundInfo)", answer[0], answer)
+        return answer
+
+    def _refuse_other(self, must: str, state: Any, answer: Any) -> None:
+        """Nothing happens if a run can go on with that state, and store it."""
+        if type(state) in self.classes and hasattr(state, "hypotheses") and hasattr(state, "serving"):
+            return
+        many = isinstance(answer, tuple)
+        got = f"({', '.join(type(part).__name__ for part in answer)})" if many else type(answer).__name__
+        known = ", ".join(kind.__name__ for kind in self.classes if hasattr(kind, "serving"))
+        raise ValueError(f"method {self.name!r}: {must}, a dataclass with hypotheses and serving() that its "
+                         f"annotations name ({known}); it returned {got}")  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Problem(Generic[S]):
     """What a configuration stands for: data, model and method, checked against each other."""
 
     data: S
     factory: ModelFactory
-    method: Method
+    method: Sound
 
 
 def prepare(
@@ -107,7 +139,7 @@ def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
     return Problem(data, factory, method_for(config, data.num_clients))
 
 
-def method_for(config: Config, num_clients: int) -> Method:
+def method_for(config: Config, num_clients: int) -> Sound:
     """The configured method, if it suits so many clients, and whoever joins late is one of them."""
     if "plugin" in config.method:
         load_plugin(config.method["plugin"])
@@ -121,29 +153,7 @@ def method_for(config: Config, num_clients: int) -> Method:
     _check_joins(config, num_clients)
     if hasattr(method, "check"):  # a method may be particular about how many there are
         method.check(num_clients)
-    return _Sound(config.method["name"], method)
-
-
-@dataclass(frozen=True)
-class _Sound:
-    """A method whose answers are what the loop can go on with: somebody else may have written it."""
-
-    name: str
-    method: Method
-
-    def init(self, clients: Clients) -> Hypotheses:
-        state = self.method.init(clients)
-        if not isinstance(state, Hypotheses):
-            raise ValueError(f"method {self.name!r}: init must return Hypotheses, it returned {type(state).__name__}")
-        return state
-
-    def round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
-        answer = self.method.round(state, clients)
-        if not (isinstance(answer, tuple) and tuple(map(type, answer)) == (Hypotheses, RoundInfo)):
-            got = f"({', '.join(type(part).__name__ for part in answer)})" if isinstance(answer, tuple) else answer
-            told = got if isinstance(got, str) else type(got).__name__
-            raise ValueError(f"method {self.name!r}: round must return (Hypotheses, RoundInfo), it returned {told}")
-        return answer
+    return Sound(config.method["name"], method, classes_of(method))
 
 
 def _check_joins(config: Config, num_clients: int) -> None:

@@ -122,6 +122,7 @@ def association_kinds(clients: int, clusters: int, hypotheses: int, parents: int
     return {
         "parent": list_of(whole(0, parents - 1), hypotheses),
         "assignment": list_of(list_of(whole(-1, clusters - 1), clients), hypotheses),
+        "probability": or_absent(list_of(list_of(SHARE), clients)),
     }
 
 

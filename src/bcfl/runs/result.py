@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from bcfl.association.hypotheses import align, co_association, entropy, marginals
 from bcfl.belief.evidence import Temperature
-from bcfl.belief.gaussian import flat
 from bcfl.client.score import take_statistics
 from bcfl.data.datasets import full_name
-from bcfl.federation import Hypotheses, Mixture, RoundInfo
+from bcfl.federation import RoundInfo, State, served
 from bcfl.model.flat import ModelFactory
 from bcfl.predict.mixtures import ClusterPrior
 from bcfl.predict.predictors import (
@@ -38,7 +37,7 @@ class Result:
     """A finished run."""
 
     config: Config
-    state: Hypotheses
+    state: State
     info: RoundInfo | None  # the last round's hypotheses, before any merging
     history: list[dict[str, Any]]  # one record a round, round 0 first
     factory: ModelFactory
@@ -69,7 +68,7 @@ class Result:
     @property
     def assignment(self) -> Tensor:
         """The cluster of each client in the best hypothesis."""  # (client,)
-        return self.state.assignment[0]
+        return self.state.hypotheses.assignment[0]
 
     @property
     def probability(self) -> Tensor:
@@ -79,8 +78,10 @@ class Result:
         where all hypotheses agree about a client, and so always with a single one (bcfl-g): not a test of each client.
         More hypotheses at a gentler temperature say more, or `associate` on its examples with "per_example".
         """  # (client, cluster)
-        assignment, log_weight = self._stories()
-        probability = marginals(align(assignment, self.state.num_clusters), log_weight, self.state.num_clusters)
+        if self.info is not None and self.info.probability is not None:
+            return self.info.probability
+        (assignment, log_weight), num_clusters = self._stories(), self.state.hypotheses.num_clusters
+        probability = marginals(align(assignment, num_clusters), log_weight, num_clusters)
         return torch.where((assignment[0] < 0)[:, None], self._anywhere(), probability)
 
     @property
@@ -91,6 +92,8 @@ class Result:
     @property
     def co_association(self) -> Tensor:
         """How likely any two clients share a cluster; one that never took part may be in any of them."""
+        if self.info is not None and self.info.probability is not None:  # of clients that are placed independently
+            return (self.info.probability @ self.info.probability.T).fill_diagonal_(1.0)
         assignment, log_weight = self._stories()
         unseen = assignment[0] < 0
         shared = torch.where(unseen[:, None] | unseen, self._anywhere().max(), co_association(assignment, log_weight))
@@ -104,28 +107,29 @@ class Result:
     @property
     def models(self) -> dict[int, nn.Module]:
         """The clusters' models in the best hypothesis, by the numbers that `assignment` has, in evaluation mode."""
-        beliefs = enumerate(self.state.model_of[0].tolist())
-        return {k: module_of(self.factory, self.state.models.mean[belief]) for k, belief in beliefs if belief >= 0}
+        told = self.state.hypotheses
+        beliefs = enumerate(told.model_of[0].tolist())
+        return {k: module_of(self.factory, told.models.mean[belief]) for k, belief in beliefs if belief >= 0}
 
     def predictor(self, client: int, *, statistics_of: Any = None) -> nn.Module:
-        """The model that serves a client, in evaluation mode.
+        """The model that serves a client, in evaluation mode; of several together the one with the most say.
 
         With `statistics_of`, inputs of the client, its BatchNorm layers have their statistics instead of those of all
         the cluster's clients: that fits it to a client with other labels than theirs, without labels or training.
         """
-        vectors, model_of_client = self.state.predictors()
-        module = module_of(self.factory, vectors[int(model_of_client[self._place_of(client)])])
+        models, mixtures_of_clients = served(self.state)
+        mixture = mixtures_of_clients[self._place_of(client)]
+        module = module_of(self.factory, models.mean[max(mixture, key=mixture.__getitem__)])
         if statistics_of is not None:
             take_statistics(module, examples_of(self.factory, statistics_of, None))
         return module
 
     def mixture(self, client: int) -> Predictor:
         """What predicts for a client over all the hypotheses; its own model alone, where the method personalises."""
-        client = self._place_of(client)
-        if self.state.personal is not None:
-            own: Mixture = {client: 1.0}
-            return predictor_of(self.factory, flat(self.state.personal), own)
-        return predictor_of(self.factory, self.state.models, client_mixture(self.state, self.info, client))
+        client, serving, told = self._place_of(client), self.state.serving(), self.state.hypotheses
+        if serving is None:
+            return predictor_of(self.factory, told.models, client_mixture(told, self.info, client))
+        return predictor_of(self.factory, serving[0], serving[1][client])
 
     def predict_proba(self, client: int, x: Any, **spread: Any) -> Tensor:
         """The predictive distribution p(class | x) of a client over its hypotheses, and over each belief if asked for.
@@ -142,7 +146,7 @@ class Result:
 
         Nothing is trained, and nothing of the run changes.
         """
-        return associate(self.state, self.factory, x, y, temperature, prior)
+        return associate(self.state.hypotheses, self.factory, x, y, temperature, prior)
 
     @property
     def accuracy(self) -> float | None:
@@ -169,7 +173,7 @@ class Result:
 
     def _anywhere(self) -> Tensor:
         """Where a client is that never took part: in all clusters of the best hypothesis alike."""  # (cluster,)
-        there = (self.state.model_of[0] >= 0).double()
+        there = (self.state.hypotheses.model_of[0] >= 0).double()
         return there / there.sum()
 
     def _place_of(self, client: int) -> int:
@@ -181,4 +185,4 @@ class Result:
     def _stories(self) -> tuple[Tensor, Tensor]:
         if self.info is not None:
             return self.info.assignment, self.info.log_weight
-        return self.state.assignment, self.state.log_weight
+        return self.state.hypotheses.assignment, self.state.hypotheses.log_weight

@@ -14,7 +14,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from bcfl.belief.gaussian import Gaussian
-from bcfl.federation import Hypotheses
 from bcfl.files import write_atomically
+from bcfl.runs.packing import Packed
 
 MEASURED = ("rounds.jsonl", "associations.jsonl")  # what a run has found: a checkpoint holds their digests
 LOGS = (*MEASURED, "timings.jsonl")
@@ -59,7 +58,7 @@ class Checkpoint:
     """Where a run stands after a round."""
 
     round: int
-    state: Hypotheses
+    state: Packed
     momentum: dict[int, dict[int, Tensor]]  # what clients keep, for momentum_state = "client"
     shapes: Sequence[str] = ()  # of the model's tensors; none in a run of before they were noted
     layers: Sequence[str] = ()  # what the network is made of; none in a run of before that was noted
@@ -167,13 +166,15 @@ class RunFolder:
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write the state, then let go of all but the last two; log files are made safe first."""
         sizes = {name: self._sync_log(name) for name in LOGS}
-        tensors = state_tensors(checkpoint.state)
+        tensors = dict(checkpoint.state.tensors)
         for client, kept in checkpoint.momentum.items():
             # A client may go on with the momentum that it kept last, so their order is part of the state.
             tensors |= {f"momentum.{client}.{i}.{belief}": kept[belief] for i, belief in enumerate(kept)}
         logs = {name: self._digest_of_log(name, sizes[name]) for name in MEASURED}
         meta = {"round": str(checkpoint.round), "sizes": json.dumps(sizes), "logs": json.dumps(logs)}
         meta |= {"shapes": json.dumps(checkpoint.shapes), "layers": json.dumps(checkpoint.layers)}
+        if checkpoint.state.form is not None:
+            meta["state"] = json.dumps(checkpoint.state.form)
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, save(tensors, {**meta, "digest": _digest(tensors, meta)}))
@@ -270,7 +271,8 @@ class RunFolder:
         for client, _, belief, name in sorted(kept):
             momentum.setdefault(client, {})[belief] = tensors.pop(name)
         shapes, layers = (json.loads(meta.get(key, "[]")) for key in ("shapes", "layers"))
-        return Checkpoint(int(meta["round"]), state_from_tensors(tensors), momentum, shapes, layers), sizes
+        state = Packed(tensors, json.loads(meta["state"]) if "state" in meta else None)
+        return Checkpoint(int(meta["round"]), state, momentum, shapes, layers), sizes
 
     def _sync_log(self, name: str) -> int:
         with (self.path / name).open("ab") as file:
@@ -314,25 +316,6 @@ def _in_words(settings: Mapping[str, Mapping[str, Any]], sections: Iterable[str]
         for section in sections
         for key, value in settings[section].items()
     }
-
-
-def state_tensors(state: Hypotheses) -> dict[str, Tensor]:
-    """The state as named tensors."""
-    named: dict[str, Tensor] = {}
-    for item in fields(state):
-        value = getattr(state, item.name)
-        if isinstance(value, Gaussian):
-            named |= {f"{item.name}.mean": value.mean, f"{item.name}.precision": value.precision}
-        elif value is not None:
-            named[item.name] = value
-    return {name: tensor.contiguous() for name, tensor in named.items()}
-
-
-def state_from_tensors(tensors: Mapping[str, Tensor]) -> Hypotheses:
-    """The state that `state_tensors` took apart."""
-    models = Gaussian(tensors["models.mean"], tensors["models.precision"])
-    rest = {name: tensor for name, tensor in tensors.items() if not name.startswith("models.")}
-    return Hypotheses(models=models, **rest)
 
 
 def _digest(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
