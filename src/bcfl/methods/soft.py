@@ -1,0 +1,192 @@
+"""BCFL with soft membership: a client belongs to every cluster by its probability, in learning and in prediction."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from bcfl.association.membership import memberships, rounded
+from bcfl.belief.cavity import Sites, cavities, combined, no_sites
+from bcfl.belief.evidence import PointKind, evidence_points, temper_scores
+from bcfl.belief.gaussian import Gaussian
+from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, Serving, prior_of
+from bcfl.methods.bounds import Forgetting, Fusing, NumClusters, ScoringExamples, Tempering
+from bcfl.methods.kmeans import warm_up
+from bcfl.methods.steps import belief_folds, client_weights, draw_starts, single_story
+from bcfl.randomness import generator
+
+NEGLIGIBLE = 1e-3  # a client does not train a cluster to which it belongs with less probability
+
+
+@dataclass(frozen=True)
+class Soft:
+    """Cluster models, and how likely each client belongs to each of them."""
+
+    hypotheses: Hypotheses  # a single one: its assignment is the most likely cluster of each client
+    membership: Tensor  # (client, cluster); NaN of a client that was never there
+    sites: Sites | None = None  # what each client has said of each cluster, where evidence is without oneself
+
+    def serving(self) -> Serving:
+        """Each client's mixture of its clusters' models; one never met gets them all alike."""
+        told = self.membership.nan_to_num(1 / self.membership.shape[1])
+        kept = torch.where(told >= NEGLIGIBLE, told, 0.0)
+        kept = kept / kept.sum(1, keepdim=True)
+        shares = [{k: share for k, share in enumerate(row) if share} for row in kept.tolist()]
+        return self.hypotheses.models, shares
+
+
+@dataclass(frozen=True)
+class SoftBCFL:
+    """Every client trains each cluster that it may belong to, and its probability of that multiplies what it adds.
+
+    A client's probabilities are a softmax of its evidence for the clusters and of their shares of all clients, found
+    anew in every round. Where one of them is nearly 1 it trains that cluster alone, at the cost of BCFL-G.
+    """
+
+    num_clusters: NumClusters = 4
+    warm_up_rounds: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10_000,
+            description="clients first train alone, for so many rounds' steps at a stretch, before their models are "
+            "grouped; -w in a name sets 2",
+        ),
+    ] = 0
+    fusion: Fusing = "geometric"
+    forgetting: Forgetting = 0.5
+    prior_precision: Annotated[float, Field(ge=0, le=1e12, description="of the beliefs at the start")] = 0.0
+    temperature: Tempering = "none"
+    evidence_points: Annotated[
+        int,
+        Field(ge=1, le=10_000, description="at how many points of a belief its evidence is taken; 1: at its mean"),
+    ] = 1
+    evidence_kind: Annotated[PointKind, Field(description="which points, if more than one")] = "sigma"
+    scoring_examples: ScoringExamples = 320
+    without_oneself: Annotated[
+        bool,
+        Field(
+            description="a client is scored under, and trains from, what all others and the first prior say of a "
+            "cluster: for clients with few examples and small models that are trained to convergence; the server keeps "
+            "a vector pair per client and cluster (needs prior_precision above 0)"
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.without_oneself and not self.prior_precision > 0:
+            raise ValueError("prior_precision must be above 0 with without_oneself: nothing else holds a cluster of "
+                             f"one client, got {self.prior_precision:g}")  # fmt: skip
+        if self.without_oneself and self.warm_up_rounds:
+            raise ValueError("warm_up_rounds must be 0 with without_oneself: all clusters begin with one prior, got "
+                             f"{self.warm_up_rounds}")  # fmt: skip
+        if self.evidence_kind == "sigma" and self.evidence_points > 1 and self.evidence_points % 2:
+            raise ValueError(f'evidence_points must be 1 or even for "sigma" points, got {self.evidence_points}')
+
+    def init(self, clients: Clients) -> Soft:
+        num_clients = len(clients.present)
+        if self.without_oneself:
+            means = clients.draw_model(0, 0).repeat(self.num_clusters, 1)
+        elif self.warm_up_rounds:
+            means = warm_up(clients, self.num_clusters, self.warm_up_rounds, "none")
+        else:
+            means = draw_starts(clients, self.num_clusters)
+        precision = torch.zeros_like(means)
+        precision[:, : clients.num_parameters] = self.prior_precision
+        models = Gaussian(means, precision)
+        nowhere = torch.full((num_clients,), -1)
+        membership = torch.full((num_clients, self.num_clusters), torch.nan, dtype=torch.float64)
+        sites = no_sites(models, num_clients, clients.num_parameters) if self.without_oneself else None
+        return Soft(single_story(models, nowhere), membership, sites)
+
+    def round(self, state: Soft, clients: Clients) -> tuple[Soft, RoundInfo]:
+        membership = self._associate(state, clients)
+        assignment = torch.where(membership[:, 0].isnan(), -1, membership.nan_to_num(-1).argmax(1))
+        if state.sites is None:
+            new = Soft(single_story(self._trained(state, membership, clients), assignment), membership)
+        else:
+            new = self._refined(state, state.sites, membership, assignment, clients)
+        info = RoundInfo(
+            torch.zeros(1, dtype=torch.int64),
+            assignment[None],
+            torch.zeros(1, dtype=torch.float64),
+            probability=rounded(membership.nan_to_num(1 / self.num_clusters)),
+        )
+        return new, info
+
+    def _associate(self, state: Soft, clients: Clients) -> Tensor:
+        """How likely each client belongs to each cluster; of one that is away, what was known."""  # (client, cluster)
+        membership, present = state.membership.clone(), clients.present
+        known = ~membership[:, 0].isnan()
+        if state.sites is not None and not bool(known.any()):  # all clusters are alike: somebody must begin
+            draws = torch.rand(membership.shape, generator=generator(clients.seed, "places"), dtype=torch.float64)
+            membership[present] = (-draws.log() / (-draws.log()).sum(1, keepdim=True))[present]
+            return membership
+        shares = (membership[known].sum(0) + 1) / (known.sum() + self.num_clusters)
+        scores, log_alpha = self._scores(state, clients)
+        scores = temper_scores(scores, clients.num_examples, self.temperature)
+        membership[present] = memberships(scores[present], log_alpha, shares.log())
+        return membership
+
+    def _scores(self, state: Soft, clients: Clients) -> tuple[Tensor, Tensor]:
+        """Log-likelihoods of each client's data at points of the beliefs, and the points' log-weights."""
+        size, num_clients, random = (
+            clients.num_parameters,
+            len(clients.present),
+            generator(clients.seed, "evidence", clients.round),
+        )
+        if state.sites is None:
+            drawn_from = prior_of(state.hypotheses.models, 1.0, size)
+            wanted = None
+        else:
+            drawn_from = prior_of(cavities(state.hypotheses.models, state.sites, state.membership), 1.0, size)
+            wanted = torch.eye(num_clients, dtype=torch.bool).repeat_interleave(self.num_clusters, 1)
+            wanted = wanted.repeat(1, self.evidence_points)
+        points, log_alpha = evidence_points(drawn_from, self.evidence_points, self.evidence_kind, random)
+        scores = clients.score(points.flatten(0, 1), self.scoring_examples, wanted=wanted)
+        scores = scores.view(num_clients, self.evidence_points, -1)  # (client, point, belief)
+        if wanted is not None:
+            own = torch.arange(num_clients * self.num_clusters).view(num_clients, 1, -1)
+            scores = scores.gather(2, own.expand(-1, self.evidence_points, -1))
+        return scores.transpose(1, 2), log_alpha  # (client, cluster, point), (point,)
+
+    def _trained(self, state: Soft, membership: Tensor, clients: Clients) -> Gaussian:
+        """The beliefs, each trained by the clients that may belong to it and fused by their probabilities of that."""
+        beliefs = state.hypotheses
+        cluster, client = _pairs(membership, clients)
+        folds = belief_folds(
+            beliefs.models, torch.arange(len(beliefs.models)), clients, self.fusion, self.forgetting, "none"
+        )
+        jobs = Jobs(
+            belief=cluster,
+            client=client,
+            strength=torch.full((len(cluster),), 1 - self.forgetting, dtype=torch.float64),
+            curvature=True,
+            parent_of=beliefs.parent_of,
+        )
+        weight = client_weights(clients, self.fusion, "none")
+        for k, j, posterior in zip(cluster.tolist(), client.tolist(), clients.fit(beliefs.models, jobs), strict=True):
+            folds.add([k], posterior, weight[j] * float(membership[j, k]))
+        return folds.results()
+
+    def _refined(self, state: Soft, sites: Sites, membership: Tensor, assignment: Tensor, clients: Clients) -> Soft:
+        """The state after every client has said anew what it adds to each cluster that it may belong to."""
+        cluster, client = _pairs(membership, clients)
+        others = cavities(state.hypotheses.models, sites, membership)
+        priors = others[client * self.num_clusters + cluster]
+        jobs = Jobs(belief=torch.arange(len(client)), client=client, curvature=True)
+        pairs = zip(cluster.tolist(), client.tolist(), priors, clients.fit(priors, jobs), strict=True)
+        new = sites.copy()
+        for k, j, prior, posterior in pairs:
+            if posterior is not None:
+                new.say(j, k, prior, posterior)
+        models = combined(state.hypotheses.models, new, membership, clients.num_examples, clients.num_evaluated)
+        return Soft(replace(state.hypotheses, models=models, assignment=assignment[None]), membership, new)
+
+
+def _pairs(membership: Tensor, clients: Clients) -> tuple[Tensor, Tensor]:
+    """Which clusters are trained by which present clients, ordered by cluster, then client."""  # (pair,) twice
+    there = (membership >= NEGLIGIBLE) & clients.present[:, None]
+    cluster, client = there.T.nonzero().unbind(1)
+    return cluster, client
