@@ -25,6 +25,7 @@ from bcfl.runs.settings import Config, load_config, parse_config
 pytestmark = pytest.mark.fuzz
 COUNT = int(os.environ.get("BCFL_FUZZ", "200"))
 SECONDS = 20  # longer than this is a hang
+LINE = 2000  # characters: the longest refusals quote a value and tell all methods, or all options
 Draw = random.Random
 Values = dict[str, dict[str, Any]]
 
@@ -166,12 +167,13 @@ def outcome(path: Path, overrides: list[str], given: Callable[[], Values]) -> st
     try:
         config = load_config(path, overrides)
     except ValueError as refusal:
-        return "refused" if 0 < len(str(refusal)) < 8000 else "refused without a word, or with a book"
+        in_a_line = 0 < len(str(refusal)) < LINE and str(refusal).isprintable()
+        return "refused" if in_a_line else f"refused without a word, or with a book: {refusal}"
     assert_kept(config, given())
     try:
         method_for(config, 8)
-    except ValueError:
-        return "does not suit 8 clients"
+    except ValueError as refusal:
+        return "does not suit 8 clients" if str(refusal).isprintable() else f"refused in several lines: {refusal}"
     return "accepted"
 
 

@@ -203,6 +203,15 @@ def test_settings_that_are_nested_too_deeply_are_refused(tmp_path: Path) -> None
         load_config(None, ["experiment.rounds=" + "[" * 5000])
 
 
+@pytest.mark.parametrize("text", ["x" * 5000, "a\nb", "\x1b[31m", "a\u2028b"])
+def test_texts_and_names_of_several_lines_or_pages_are_refused_in_one_line(text: str) -> None:
+    for wrong in ({"method": {"name": text}}, {"method": {"plugin": text}}, {"data": {"partition": text}},
+                  {"training": {text: 1}}, {text: {"a": 1}}, {"method": {text: 1}}):  # fmt: skip
+        message = refusal(wrong)
+        assert message.isprintable()
+        assert len(message) < 1500
+
+
 def test_options_that_no_method_here_has_are_refused_where_they_are_written() -> None:
     with pytest.raises(ValueError, match=r"method\.smoothing is an option of fedsoft, not of fedavg: leave it out"):
         load_config(None, ["method.name=fedavg", "method.smoothing=0.1"])

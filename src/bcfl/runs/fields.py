@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # true is no number, and 2.0 no whole number
 DIGITS = 18  # of a whole number: more than a computer's word holds would fail far from here
+LONGEST = 1000  # characters of a text
 SHOWN = 100  # characters of a refused value
 WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): '"none"'}
 SEVERAL = {int: "whole numbers", float: "numbers", str: "texts"}
@@ -49,9 +50,12 @@ class Setting:
         if _has_long_number(value):
             raise ValueError(f"{key} must be {self.allowed} of at most {DIGITS} digits, got {shown(given)}")
         try:
-            return self._adapter.validate_python(value)
+            found = self._adapter.validate_python(value)
         except ValidationError as error:
             raise ValueError(f"{key} must be {self._wanted(error)}, got {shown(given)}") from None
+        if _has_odd_text(found):
+            raise ValueError(f"{key} must be one line of at most {LONGEST:,} characters, got {shown(given)}")
+        return found
 
     def _wanted(self, error: ValidationError) -> str:
         """What would have been right, no more of it than the value missed."""
@@ -79,6 +83,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
+def named(key: Any) -> str:
+    """A name in an error message, as it is if it is short and of one line."""
+    text = str(key)
+    return text if text.isprintable() and len(text) <= SHOWN else shown(text)
+
+
 def _plain(value: Any) -> Any:
     """Plain numbers in place of numpy's, and tuples in place of lists, as settings are kept."""
     if isinstance(value, np.generic | np.ndarray):
@@ -90,6 +100,12 @@ def _has_long_number(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(map(_has_long_number, value))
     return isinstance(value, int) and abs(value) >= 10**DIGITS
+
+
+def _has_odd_text(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_odd_text, value))
+    return isinstance(value, str) and (len(value) > LONGEST or not value.isprintable())
 
 
 def _infos(hint: Any) -> Iterator[FieldInfo]:

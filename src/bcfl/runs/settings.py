@@ -15,7 +15,7 @@ from typing import Any
 from bcfl.client.trainer import Training
 from bcfl.data.datasets import DATASETS, full_name
 from bcfl.methods import NEAR, all_options, entry_of, load_plugin, make_method, owners_of
-from bcfl.runs.fields import Setting, settings_in, shown
+from bcfl.runs.fields import Setting, named, settings_in, shown
 from bcfl.runs.sections import SECTIONS, DataConfig, ExperimentConfig, ModelConfig
 
 DEFAULT_METHOD = "bcfl-mh-3"
@@ -117,7 +117,7 @@ def _parsed(values: Mapping[str, Any]) -> Config:
     refuse_unknown(values, SECTIONS, "section")
     for name, section in values.items():
         if not isinstance(section, Mapping):
-            raise ValueError(f"{name} must be a section of settings, got {shown(section)}")
+            raise ValueError(f"{named(name)} must be a section of settings, got {shown(section)}")
     sections = {
         name: parse_section(kind, values.get(name, {}), name) for name, kind in SECTIONS.items() if kind is not None
     }
@@ -235,7 +235,7 @@ def section_of(values: dict[str, Any], name: str) -> dict[str, Any]:
     """A section of nested plain values, there to be written into."""
     section = values.setdefault(name, {})
     if not isinstance(section, dict):
-        raise ValueError(f"{name} must be a section of settings, got {shown(section)}")
+        raise ValueError(f"{named(name)} must be a section of settings, got {shown(section)}")
     return section
 
 
@@ -301,7 +301,7 @@ def refuse_unknown(values: Iterable[str], allowed: Iterable[str], what: str, pre
             hint = f"did you mean {' or '.join(meant)}? " if meant else ""
             if key in NOT_OFFERED and not meant:
                 hint = f"{NOT_OFFERED[key]}; "
-            raise ValueError(f"unknown {what} {prefix}{key}; {hint}allowed: {', '.join(allowed)}")
+            raise ValueError(f"unknown {what} {prefix}{named(key)}; {hint}allowed: {', '.join(allowed)}")
 
 
 def settings_named(key: str) -> list[str]:
