@@ -7,7 +7,7 @@ import torch
 from measure import Row, best_seconds, peak_bytes, row
 from torch import Tensor
 
-from bcfl.association.hypotheses import k_best_assignments
+from bcfl.association.ranking import k_best_assignments
 from bcfl.belief.gaussian import Gaussian, fuse
 from bcfl.randomness import generator
 

@@ -11,7 +11,7 @@ over the statistics is the number of examples behind them, so that fusing belief
 prior they are always flat.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from bcfl.belief.gaussian import Gaussian, temper
 
 Mixture = Mapping[int, float]  # model -> its share in what serves a client; the shares sum to one
-Serving = tuple[Gaussian, list[Mixture]]  # (model, vector), and of these each client's mixture
+Serving = tuple[Gaussian, Sequence[Mixture]]  # (model, vector), and of these each client's mixture
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,13 @@ from bcfl.association.hypotheses import (
     branch,
     co_association,
     entropy,
-    k_best_assignments,
     marginals,
     normalise,
     num_hypotheses,
-    one_change_assignments,
     prune,
     reweight,
 )
+from bcfl.association.ranking import k_best_assignments, one_change_assignments
 from bcfl.randomness import numpy_generator
 
 PAPER_EXAMPLE = torch.tensor([[5.0, 8.0], [8.0, 2.0], [4.0, 8.0]])  # client × cluster

@@ -9,7 +9,7 @@ import torch
 from federation_fixtures import by_story
 from torch import Tensor
 
-from bcfl.association.hypotheses import branch
+from bcfl.association.hypotheses import Families, branch
 from bcfl.extensions.racing import TOLERANCE, _subset_sums, contenders, moments, pooled, race
 
 NUM_CLIENTS, NUM_CLUSTERS, NUM_EXAMPLES = 20, 4, 320
@@ -52,8 +52,8 @@ def raced(values: Tensor, k: int, error: float, belief_of: Tensor, log_weight: T
 
 
 def kept(cost: Tensor, k: int, belief_of: Tensor, log_weight: Tensor) -> dict[tuple[int, ...], float]:
-    family = torch.arange(len(belief_of))
-    return by_story(branch(log_weight, cost[:, belief_of].transpose(0, 1), k, family=family, family_margin=1.0))
+    families = Families(torch.arange(len(belief_of)), 1.0)
+    return by_story(branch(log_weight, cost[:, belief_of].transpose(0, 1), k, families=families))
 
 
 @pytest.mark.parametrize("belief_of", [ONE, NEAR_COPIES], ids=["one parent", "three parents"])

@@ -17,7 +17,7 @@ from bcfl.association.conceptual import (
     joint_log_evidence,
     log_likelihood_at_mean,
 )
-from bcfl.association.hypotheses import Branches, branch
+from bcfl.association.hypotheses import Branches, Families, branch
 from bcfl.belief.evidence import LEAST_PRECISION
 from bcfl.belief.gaussian import FUSION_RULES, Gaussian, fuse, merge
 from bcfl.extensions.staying import Remembering
@@ -453,8 +453,8 @@ def family_branch(k: int, family: list[int] | None, margin: float) -> tuple[list
     """Two clients, two clusters, three past hypotheses of equal weight whose best costs are 0, 1 and 4."""
     cost = torch.tensor([[[0.0, 0.5], [0.0, 0.6]], [[0.5, 9.0], [0.5, 9.0]], [[2.0, 9.0], [2.0, 9.0]]])
     log_weight = torch.full((3,), 1 / 3, dtype=torch.float64).log()
-    own = None if family is None else torch.tensor(family)
-    kept = branch(log_weight, cost, k, family=own, family_margin=margin)
+    families = None if family is None else Families(torch.tensor(family), margin)
+    kept = branch(log_weight, cost, k, families=families)
     return kept.parent.tolist(), kept.log_weight.tolist()
 
 

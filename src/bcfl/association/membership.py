@@ -10,7 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from bcfl.association.hypotheses import ClusterSize, branch, marginals
+from bcfl.association.hypotheses import branch, marginals
+from bcfl.association.ranking import ClusterSize
 
 MOST_SETS = 4096  # of one point from every cluster: beyond, the clusters' points are taken side by side
 NUM_BEST = 256  # assignments that stand for all of them where cluster sizes are limited

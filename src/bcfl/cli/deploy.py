@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from bcfl.cli import options
+import bcfl.cli.options as options
 from bcfl.cli.options import argument, flag, option, positive, repeated, usable_folder
 from bcfl.cli.run import folder_for, show
 

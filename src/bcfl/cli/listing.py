@@ -5,7 +5,7 @@ from typing import Annotated
 
 import click
 
-from bcfl.cli import options
+import bcfl.cli.options as options
 from bcfl.cli.options import argument
 
 KINDS = ("methods", "datasets", "models", "settings")

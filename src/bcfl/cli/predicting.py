@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from bcfl.cli import options
+import bcfl.cli.options as options
 from bcfl.cli.options import option, positive, usable_file
 
 if TYPE_CHECKING:

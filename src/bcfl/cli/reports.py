@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from bcfl.cli import options
+import bcfl.cli.options as options
 from bcfl.cli.app import complain
 from bcfl.cli.options import beside, flag, option, usable_file, usable_folder
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bcfl.cli import options
+import bcfl.cli.options as options
 from bcfl.cli.options import option, usable_folder
 
 if TYPE_CHECKING:

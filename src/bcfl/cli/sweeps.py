@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bcfl.cli import options
+import bcfl.cli.options as options
 from bcfl.cli.app import complain
 from bcfl.cli.options import argument, flag, option, positive, repeated, usable_folder
 

@@ -13,7 +13,7 @@ import scipy  # loads its parts when they are first used: a client that does not
 import torch
 from torch import Tensor
 
-from bcfl.association.hypotheses import k_best_assignments
+from bcfl.association.ranking import k_best_assignments
 
 FIRST_LOOK = 32  # examples on which every model is scored; each further look doubles what has been seen
 TOLERANCE = 0.02  # by how much a log-weight may differ from full scoring's when a race stops before the last look

@@ -8,7 +8,8 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from bcfl.association.hypotheses import Branches, Search, branch, num_hypotheses, prune, reweight
+from bcfl.association.hypotheses import Branches, Families, branch, num_hypotheses, prune, reweight
+from bcfl.association.ranking import Search
 from bcfl.belief.evidence import (
     LEAST_PRECISION,
     PointKind,
@@ -236,16 +237,14 @@ class BCFL:
         # of the clients' places
         log_prior = _NO_PRIOR if memory is None or before is None else memory.log_prior(before, clients)
         cost = -client_evidence(scores, log_alpha)[:, state.model_of].transpose(0, 1) - log_prior
-        margin = -math.log(self.give_up_weight)
+        families = Families(state.family, -math.log(self.give_up_weight))
         absent = state.assignment.masked_fill(present, -1)[..., None] == torch.arange(self.num_clusters)
-        kept = branch(
-            state.log_weight, cost, num_candidates, self.cluster_size, state.family, margin, absent.sum(1), self.search
-        )
+        kept = branch(state.log_weight, cost, num_candidates, self.cluster_size, families, absent.sum(1), self.search)
         if refined:
             joint = hypothesis_evidence(scores, log_alpha, kept.assignment, state.model_of[kept.parent])
             places = log_prior.expand_as(cost)[kept.parent].gather(-1, kept.assignment[..., None]).sum((1, 2))
             kept = reweight(kept, state.log_weight[kept.parent] + joint + places)
-        kept = prune(kept, self.max_hypotheses, self.min_weight, state.family, margin)
+        kept = prune(kept, self.max_hypotheses, self.min_weight, families)
         assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
         assignment[:, present] = kept.assignment
         told = Branches(kept.parent, assignment, kept.log_weight)
