@@ -61,7 +61,7 @@ def another_value(values: Values, draw: Draw) -> None:
 
 
 def another_method(values: Values, draw: Draw) -> None:
-    values["method"]["name"] = draw.choice([*NAMES, *TEXTS, "bcfl-mh-0", "bcfl-c-99999999", "fedprox", "bcfl-mh-M"])
+    values["method"]["name"] = draw.choice([*NAMES, *TEXTS, "bcfl-mh-0", "bcfl-c-99999999", "fedproxy", "bcfl-mh-M"])
 
 
 def options_of_another(values: Values, draw: Draw) -> None:

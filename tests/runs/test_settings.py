@@ -222,7 +222,7 @@ def test_options_that_no_method_here_has_are_refused_where_they_are_written() ->
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"method": {"name": "fedprox"}}, "unknown method 'fedprox'; it is wecfl with method.num_clusters = 1"),
+        ({"method": {"name": "fedproxy"}}, "unknown method 'fedproxy'; did you mean 'fedprox'?"),
         ({"training": {"loss": "mse"}}, "there is no other loss"),
         ({"training": {"local_epochs": 2}}, "training.local_steps"),
         ({"training": {"lr": 0.1}}, "did you mean training.learning_rate?"),

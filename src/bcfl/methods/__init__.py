@@ -16,12 +16,13 @@ from bcfl.methods.averaging import BPFedAvg, FedAvg, Local
 from bcfl.methods.bcfl import BCFL
 from bcfl.methods.births import AutoBCFL
 from bcfl.methods.hard import IFCA, KMeansClustering
+from bcfl.methods.near import Ditto, FedProx
+from bcfl.methods.representation import FedRep
 
 WARM_UP_ROUNDS = 2  # what -w stands for, unless method.warm_up_rounds says otherwise
 MOST_HYPOTHESES = 1000  # each has K beliefs of the model's size
 NEAR = 0.75  # how alike a name must be to be meant
 GROUP = "bcfl.methods"  # the entry points of installed packages that bring methods of their own
-NEAREST = {"fedprox": "it is wecfl with method.num_clusters = 1 and method.proximal above 0"}  # what has another name
 
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=type)
@@ -80,6 +81,9 @@ METHODS = {
         Entry("fesem", "k-means on the clients' models", KMeansClustering, {"weighted": False}),
         Entry("wecfl", "k-means on the clients' models, weighted by examples", KMeansClustering, {"weighted": True}),
         Entry("fedsoft", "soft membership, proximal personal models", FedSoft, {}),
+        Entry("fedprox", "one global model, clients held near it", FedProx, {}),
+        Entry("ditto", "a model per client, held near the averaged one", Ditto, {}),
+        Entry("fedrep", "one averaged body, a last layer per client", FedRep, {}),
         Entry("ifca", "each client picks the cluster model with the least loss", IFCA, {}),
     )
 }
@@ -182,8 +186,6 @@ def _look_up(name: str) -> tuple[Entry, dict[str, Any]]:
 
 def _nearest(name: str) -> str:
     """What may have been meant, if anything here is truly near."""
-    if name in NEAREST:
-        return f"{NEAREST[name]}; "
     near = difflib.get_close_matches(name, [key.replace("-M", "-3") for key in METHODS], 1, NEAR)
     return f"did you mean {near[0]!r}? " if near else ""
 
