@@ -10,9 +10,12 @@ from federation_fixtures import predictors, simulator, tiny_federation
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
+from bcfl.belief.robust import Robust, no_farther
 from bcfl.engines.simulator import Simulator
 from bcfl.federation import Choice, Hypotheses, Jobs
 from bcfl.methods import make_method
+from bcfl.methods.kmeans import k_means
+from bcfl.randomness import generator
 
 FUSING = ["fedavg", "bp-fedavg", "ifca", "wecfl", "fesem", "fedsoft"]
 FUSING += ["bcfl-g", "bcfl-g-w", "bcfl-c-2", "bcfl-mh-2", "bcfl-auto"]
@@ -85,3 +88,21 @@ def test_clip_folds_as_it_goes_once_it_knows_what_is_usual(monkeypatch: pytest.M
         plain = trained(engine, "fedavg", "none", lying=False)
         assert torch.equal(plain.hypotheses.models.mean, trained(engine, "fedavg", "clip", lying=False).models.mean)
         assert float(trained(engine, "fedavg", "clip", lying=True).models.mean.abs().max()) < 100
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed"])
+def test_who_goes_far_the_other_way_gets_no_cluster_at_the_cost_of_others(kind: Robust) -> None:
+    draws = generator(0, "two groups")
+    groups = torch.arange(8) % 2
+    start, directions = torch.randn(40, generator=draws), torch.eye(2, 40)[groups]
+    points = start + directions + 0.1 * torch.randn(8, 40, generator=draws)
+    points[LIAR] = start - 9 * (points[LIAR] - start)
+    honest = torch.arange(8) != LIAR
+
+    def grouped(robust: Robust) -> bool:
+        labels = k_means(no_farther(points, start[None], robust), torch.ones(8), 2, seed=0)[honest]
+        return torch.equal(labels == labels[0], groups[honest] == groups[0])
+
+    assert grouped(kind)
+    assert not grouped("clip")
+    assert no_farther(points, start[None], "clip") is points

@@ -71,6 +71,18 @@ def all_bounded(
     return [usual.bounded(*one) for one in zip(posteriors, starts, measures, strict=True)]
 
 
+def no_farther(vectors: Tensor, starts: Tensor, robust: Robust) -> Tensor:
+    """The vectors, none farther from its start than the median one: k-means gives who is far away its own cluster.
+
+    As they are, unless the middle of a cluster is taken.
+    """  # (client, number), (client or 1, number)
+    if robust not in ("median", "trimmed"):
+        return vectors
+    length = (vectors - starts).double().norm(dim=1, keepdim=True)
+    share = (length.median() / length.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
+    return torch.lerp(starts.expand_as(vectors), vectors, share.to(vectors.dtype))
+
+
 def middle(rows: Sequence[Tensor], robust: Robust) -> Tensor:
     """The median of each coordinate, or its mean without the third at each end, every row counting the same."""
     cut = len(rows) // 3 if robust == "trimmed" else (len(rows) - 1) // 2

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian, flat
-from bcfl.belief.robust import all_bounded, weight_of
+from bcfl.belief.robust import all_bounded, no_farther, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods.bounds import Defence, NumClusters, Proximal, ScoringExamples
 from bcfl.methods.kmeans import cluster_means, k_means
@@ -81,7 +81,9 @@ class KMeansClustering:
             seed = stream_seed(clients.seed, "k-means", clients.round)
             away = assignment[0].index_fill(0, torch.tensor(members), -1)  # who is not here keeps a cluster's model
             held = (away[:, None] == torch.arange(self.num_clusters)).any(0)
-            labels = k_means(self._feature(vectors, clients), weight, self.num_clusters, seed, centres, held)
+            starts = self._feature(means[model_of_client[members]], clients)
+            points = no_farther(self._feature(vectors, clients), starts, self.robust)
+            labels = k_means(points, weight, self.num_clusters, seed, centres, held)
             assignment[0, members] = labels
             means = cluster_means(vectors, weight, labels, state.models.mean, self.robust)
             statistics = slice(clients.num_parameters, clients.num_evaluated)  # BatchNorm's are averaged by examples

@@ -7,7 +7,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from bcfl.belief.gaussian import flat
-from bcfl.belief.robust import Robust, all_bounded, middle, weight_of
+from bcfl.belief.robust import Robust, all_bounded, middle, no_farther, weight_of
 from bcfl.federation import Clients, Jobs
 from bcfl.methods.steps import draw_starts
 from bcfl.randomness import stream_seed
@@ -99,7 +99,9 @@ def warm_up(clients: Clients, num_clusters: int, num_rounds: int, robust: Robust
     posteriors = all_bounded([one for _, one in arrived], [start] * len(arrived), clients.num_parameters, robust)
     trained = torch.stack([posterior.mean for posterior in posteriors])
     weight = weight_of(clients.num_examples, robust)[[client for client, _ in arrived]]
-    labels = k_means(trained[:, : clients.num_parameters], weight, num_clusters, stream_seed(clients.seed, "warm-up"))
+    parameters = slice(clients.num_parameters)
+    points = no_farther(trained[:, parameters], start[parameters][None], robust)
+    labels = k_means(points, weight, num_clusters, stream_seed(clients.seed, "warm-up"))
     models = start.repeat(num_clusters, 1)
     for cluster in labels.unique().tolist():
         own = labels == cluster
