@@ -213,7 +213,7 @@ def test_a_kept_run_is_not_read_into_another_model(tmp_path: Path, momentum_stat
     assert bcfl.load(tmp_path, small_net).accuracy is not None
 
 
-@pytest.mark.parametrize("model", [small_net(), "mlp"])
+@pytest.mark.parametrize("model", [small_net(), 3])
 def test_a_model_is_given_as_a_function(tmp_path: Path, model: Any) -> None:
     says = f"model must be a function that returns a new torch.nn.Module, .*, got {type(model).__name__}"
     with pytest.raises(ValueError, match=says):
@@ -351,15 +351,32 @@ def test_what_means_the_same_in_python_is_the_same() -> None:
     json.dumps(result.summary())
 
 
-def test_clients_by_name_are_refused_with_the_way_to_give_them() -> None:
+def test_clients_with_names_are_called_by_them(tmp_path: Path) -> None:
     by_name: Any = {f"hospital {j}": client for j, client in enumerate(federation())}
-    with pytest.raises(ValueError, match=re.escape("got a mapping: pass list(clients.values())")):
-        bcfl.train(small_net, by_name, **QUICK)
+    result = bcfl.train(small_net, by_name, out=tmp_path, **QUICK)
+    expected = bcfl.train(small_net, federation(), **QUICK)
+    assert torch.equal(result.state.models.mean, expected.state.models.mean)
+    for found in (result, bcfl.load(tmp_path, small_net)):
+        assert torch.equal(found.assignment["hospital 2"], expected.assignment[2])
+        assert torch.equal(found.probability["hospital 2"], expected.probability[2])
+        assert found.co_association["hospital 2", "hospital 2"] == 1
+        x, _ = rows(0, 0, 5)
+        assert torch.equal(found.predictor("hospital 2")(x), expected.predictor(2)(x))
+        assert found.by_site()["hospital 2"]["cluster"] == int(expected.assignment[2])
+        with pytest.raises(ValueError, match=r"^there is no client 'hospital 9'; there are hospital 0, hospital 1"):
+            found.predictor("hospital 9")
+    one = rows(0, 0, 5)
+    for wrong, says in (
+        (dict(zip("xy", one, strict=True)), "got a single client's x and y"),
+        ({1: one}, "names must be"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            bcfl.train(small_net, wrong, **QUICK)
 
 
 @pytest.mark.parametrize(("wrong", "kind"), [(None, "NoneType"), (3, "int")])
 def test_clients_that_are_no_list_are_refused(wrong: Any, kind: str) -> None:
-    with pytest.raises(ValueError, match=f"^clients must be a list of clients, got {kind}$"):
+    with pytest.raises(ValueError, match=f"^clients must be a list of clients or .*, got {kind}$"):
         bcfl.train(small_net, wrong, **QUICK)
 
 

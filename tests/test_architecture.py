@@ -14,7 +14,7 @@ ROOT = Path(bcfl.__file__).parent
 # The rooms from the ground up: each may import those before it in the list that it is given, never one after it.
 MATHS = {"randomness", "belief", "association"}
 CONTRACT = MATHS | {"federation", "extensions", "predict"}
-LEARNING = MATHS | {"federation", "extensions", "files", "data", "model", "client"}
+LEARNING = MATHS | {"federation", "extensions", "files", "likelihood", "data", "model", "client"}
 RUNNING = LEARNING | {"predict", "engines", "methods", "runs"}
 ALLOWED: dict[str, set[str]] = {
     "randomness": set(),

@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 _HOME = {
     "train": "bcfl.api",
     "load": "bcfl.api",
+    "table": "bcfl.data.tables",
+    "Table": "bcfl.data.tables",
     "Result": "bcfl.runs.result",
 }
 __all__ = ["__version__", *_HOME]

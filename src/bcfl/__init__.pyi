@@ -1,5 +1,7 @@
 from bcfl.api import load as load
 from bcfl.api import train as train
+from bcfl.data.tables import Table as Table
+from bcfl.data.tables import table as table
 from bcfl.runs.result import Result as Result
 
 __version__: str

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from bcfl.client.trainer import Training
-from bcfl.data.arrays import listed
+from bcfl.data.arrays import gathered
+from bcfl.data.tables import Table
 from bcfl.model.flat import ModelFactory
 from bcfl.runs.loop import is_unfinished, load_result, prolong, resume, start
 from bcfl.runs.observers import Observer
@@ -22,7 +23,7 @@ _FROM_PYTHON = {"factory": FROM_PYTHON}
 
 
 def train(
-    model: ModelFactory,
+    model: ModelFactory | str | None,
     clients: Iterable[Any],
     *,
     method: str = "bcfl-mh-3",
@@ -41,9 +42,11 @@ def train(
 ) -> Result:
     """Train a federation of your own clients and models, and return its result.
 
-    `model` is a function without arguments that returns a new torch.nn.Module with one score per class. `clients` is a
-    list; each client is (x, y) or (x, y, x_test, y_test) in tensors or arrays, a mapping with those keys and perhaps
-    `group`, a torch Dataset of (x, y) items, or a pair (train Dataset, test Dataset).
+    `model` is a function without arguments that returns a new torch.nn.Module with one score per class, or the name of
+    a known one; None is what suits a table: one hidden layer beside a linear model ("linear": that alone). `clients` is
+    a list, or a mapping from name to client; each client is (x, y) or (x, y, x_test, y_test) in tensors or arrays, a
+    mapping with those keys and perhaps `group`, a torch Dataset of (x, y) items, or a pair (train Dataset, test
+    Dataset). `bcfl.table` makes them of a frame that has a column of sites.
 
     `method` is one of `bcfl list methods`; `options` are its own, such as num_clusters=4, and any settings of
     [training] and [experiment] by their names, such as local_steps=20 or evaluate_every=5; several at once may be given
@@ -62,13 +65,15 @@ def train(
         "experiment": _section("experiment", given, experiment),
         "method": {"name": method},
     }
-    config = written_config({"data": _FROM_PYTHON, "model": _FROM_PYTHON, **_placed(options, sections)})
+    name = _named(model, clients)
+    by = {"name": name} if name else _FROM_PYTHON
+    config = written_config({"data": _FROM_PYTHON, "model": by, **_placed(options, sections)})
     if num_workers is not None and not (isinstance(num_workers, Integral) and num_workers >= 1):
         raise ValueError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
     folder = None if out is None else Path(out)
     followed_by = [*observers, *([LiveProgress(lines=False)] if progress else [])]
     how: dict[str, Any] = {"num_workers": num_workers, "device": str(device), "observers": followed_by}
-    own: dict[str, Any] = {"clients": listed(clients), "factory": model, **how}
+    own: dict[str, Any] = {"clients": gathered(clients), "factory": None if name else model, **how}
     if go_on_from is not None:
         if folder is None:
             raise ValueError("go_on_from needs out, a new folder for the longer run")
@@ -77,6 +82,13 @@ def train(
     if folder is not None and is_unfinished(folder, config):
         return resume(folder, **own)
     return start(config, folder, **own)
+
+
+def _named(model: ModelFactory | str | None, clients: Any) -> str | None:
+    """The name of the model, if it is one of those known by name."""
+    if model is None and not isinstance(clients, Table):
+        raise ValueError("model must be given: only a table (bcfl.table) has one by default")
+    return "table" if model is None else model if isinstance(model, str) else None
 
 
 def _placed(options: Mapping[str, Any], sections: dict[str, Any]) -> dict[str, Any]:

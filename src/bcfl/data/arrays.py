@@ -1,7 +1,7 @@
 """A user's own clients, checked at the border and gathered into one federation."""
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,37 +10,49 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from bcfl.data.partition import FederatedData
+from bcfl.data.tables import Table
 
 
-def listed(clients: Iterable[Any]) -> list[Any]:
-    """The clients as a list; what is none is refused, and so is a mapping, as it would give its keys."""
+def gathered(clients: Iterable[Any]) -> Sequence[Any] | Mapping[str, Any]:
+    """The clients as a list or, where they have names, as a mapping from name to client; what is neither is refused."""
     if isinstance(clients, Mapping):
-        raise ValueError("clients must be a list, got a mapping: pass list(clients.values())")
+        if "x" in clients and "y" in clients:
+            raise ValueError("clients must be a list or a mapping from name to client, got a single client's x and y")
+        odd = [name for name in clients if not (isinstance(name, str) and name.strip() and name.isprintable())]
+        if odd:
+            raise ValueError(f"clients: names must be texts, got {odd[0]!r}; without names, give a list")
+        return clients
     try:
         one_by_one = iter(clients)
     except TypeError:
-        raise ValueError(f"clients must be a list of clients, got {type(clients).__name__}") from None
+        raise ValueError(f"clients must be a list of clients or a mapping from name to client, "
+                         f"got {type(clients).__name__}") from None  # fmt: skip
     return list(one_by_one)
 
 
 def from_arrays(clients: Iterable[Any], *, description: str = "own clients") -> FederatedData:
-    """A user's own list of clients as one federation.
+    """A user's own clients, a list or a mapping from name to client, as one federation.
 
     A client is a tuple (x, y) or (x, y, x_test, y_test) of tensors or arrays; a mapping with the keys x, y and
     perhaps x_test, y_test, group; a torch Dataset of (x, y) items; or a tuple (train Dataset, test Dataset).
     """
-    clients = listed(clients)
-    if not clients:
+    found = gathered(clients)
+    if not found:
         raise ValueError("clients: at least one client is needed")
-    parts = [_read_client(client, f"client {index}") for index, client in enumerate(clients)]
+    names = tuple(found) if isinstance(found, Mapping) else None
+    called = [f"client {one!r}" for one in names] if names else [f"client {index}" for index in range(len(found))]
+    held = list(found.values()) if isinstance(found, Mapping) else found
+    parts = [_read_client(client, who) for client, who in zip(held, called, strict=True)]
     shape = parts[0]["x"].shape[1:]
     for index, part in enumerate(parts):
         if part["x"].shape[1:] != shape or part["x_test"].shape[1:] != shape:
             other = part["x"] if part["x"].shape[1:] != shape else part["x_test"]
-            raise ValueError(f"client {index}: features of shape {tuple(other.shape[1:])}, client 0 has {tuple(shape)}")
+            raise ValueError(
+                f"{called[index]}: features of shape {tuple(other.shape[1:])}, {called[0]} has {tuple(shape)}"
+            )
     groups = [part["group"] for part in parts]
     if any(group is None for group in groups) and any(group is not None for group in groups):
-        raise ValueError(f"client {groups.index(None)}: has no group although other clients have one")
+        raise ValueError(f"{called[groups.index(None)]}: has no group although other clients have one")
     pool = {key: torch.cat([part[key] for part in parts]) for key in ("x", "y", "x_test", "y_test")}
     if len(shape) == 3:
         pool |= {key: pool[key].contiguous(memory_format=torch.channels_last) for key in ("x", "x_test")}
@@ -52,6 +64,8 @@ def from_arrays(clients: Iterable[Any], *, description: str = "own clients") -> 
         num_classes=int(torch.cat([pool["y"], pool["y_test"]]).max()) + 1,
         num_unused=0,
         description=description,
+        names=names,
+        form=found.form if isinstance(found, Table) else None,
     )
 
 

@@ -44,6 +44,8 @@ def manifest(
         "num_unused": data.num_unused,
         "sha256": _split_hash(data),
     }
+    if data.names is not None:
+        record["names"] = list(data.names)
     if content:
         record["content"] = data.content_hash
     if data.drift is not None:
@@ -66,6 +68,11 @@ def groups_in(record: Mapping[str, Any], round_index: int) -> Tensor | None:
     return None if group is None else torch.tensor(group)
 
 
+def names_in(record: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The clients' names, as a manifest tells them; None where they have none."""
+    return tuple(record["names"]) if record.get("names") is not None else None
+
+
 def verify_manifest(data: FederatedData, expected: Mapping[str, Any]) -> None:
     """Nothing happens if `data` is split as the manifest says; otherwise a ValueError names what differs."""
     if not isinstance(expected, Mapping):
@@ -76,6 +83,8 @@ def verify_manifest(data: FederatedData, expected: Mapping[str, Any]) -> None:
         if key not in expected:
             raise ValueError(f"manifest: key {key!r} is missing")
     actual = manifest(data, "", "", 0)
+    if "names" in expected and expected["names"] != actual.get("names"):
+        raise ValueError("the split differs from its manifest: the clients have other names, or stand in another order")
     for key in COMPARED:
         if actual[key] != expected[key]:
             raise ValueError(f"the split differs from its manifest: {_difference(key, actual[key], expected[key])}")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bcfl.data.datasets import Dataset
 from bcfl.data.split_file import Ints, read_split
+from bcfl.data.tables import Form
 from bcfl.randomness import numpy_generator
 
 Floats = npt.NDArray[np.float64]
@@ -60,6 +61,8 @@ class FederatedData:
     num_unused: int  # training and test examples that no client holds
     description: str
     drift: Drift | None = None
+    names: tuple[str, ...] | None = None  # (client,) where clients have names
+    form: Form | None = None  # how rows of a table become examples, where the clients are a table's sites
 
     @property
     def num_clients(self) -> int:

@@ -1,8 +1,11 @@
-"""The networks known by name: one for scikit-learn's digits, and the paper's four."""
+"""The networks known by name: one for scikit-learn's digits, the paper's four, and two for tables of any width."""
 
 import difflib
+from collections.abc import Callable
+from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bcfl.model.flat import ModelFactory
 
@@ -49,6 +52,33 @@ def amazon_mlp() -> nn.Module:
     )  # fmt: skip
 
 
+class TableNet(nn.Module):
+    """One hidden layer, and a last layer that sees its features and the inputs themselves.
+
+    So whatever is done with the last layer alone is no worse off than with a linear model.
+    """
+
+    def __init__(self, num_inputs: int, num_outputs: int, num_hidden: int):
+        super().__init__()
+        self.hidden = nn.Linear(num_inputs, num_hidden)
+        self.last = nn.Linear(num_inputs + num_hidden, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(torch.cat([x, self.hidden(x).relu()], -1))
+        return outputs
+
+
+def table(num_inputs: int, num_outputs: int, num_hidden: int = 16) -> nn.Module:
+    """For a table: one hidden layer, its features and the inputs beside them go into the last."""
+    return TableNet(num_inputs, num_outputs, num_hidden)
+
+
+def linear(num_inputs: int, num_outputs: int) -> nn.Module:
+    """For a table: a linear model, such as logistic or linear regression."""
+    return nn.Linear(num_inputs, num_outputs)
+
+
+SIZED: dict[str, Callable[[int, int], nn.Module]] = {"table": table, "linear": linear}  # as large as the data want it
 MODELS: dict[str, ModelFactory] = {
     "mlp": mlp,
     "fashion_cnn": fashion_cnn,
@@ -58,10 +88,15 @@ MODELS: dict[str, ModelFactory] = {
 }
 
 
-def look_up(name: str) -> ModelFactory:
-    """The model of that name."""
+def look_up(name: str, sizes: tuple[int, int] | None = None) -> ModelFactory:
+    """The model of that name; `sizes` are the inputs and outputs of one that is as large as the data want it."""
+    if name in SIZED:
+        if sizes is None:
+            raise ValueError(f"model {name!r} is for tables, whose examples are rows of numbers")
+        return partial(SIZED[name], *sizes)
     if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, 1)
+        known = [*MODELS, *SIZED]
+        near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown model {name!r}; {hint}known: {', '.join(MODELS)}")
+        raise ValueError(f"unknown model {name!r}; {hint}known: {', '.join(known)}")
     return MODELS[name]

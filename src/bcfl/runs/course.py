@@ -72,7 +72,10 @@ class Course(Generic[S]):
         """What the run has come to, kept in the folder `path`."""
         groups = [self.problem.data.group_in(index) for index in range(1, self.round + 1)]
         drift = drift_of(self.config, self.placed, groups)
-        return Result(self.config, self.state, self.info, self.history, self.problem.factory, groups[-1], path, drift)
+        sites = self.problem.sites
+        return Result(
+            self.config, self.state, self.info, self.history, self.problem.factory, groups[-1], path, drift, sites
+        )
 
 
 def begin(config: Config, problem: Problem[S], engine: Engine) -> Course[S]:

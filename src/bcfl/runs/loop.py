@@ -16,15 +16,17 @@ from bcfl.engines.simulator import Simulator, find_device
 from bcfl.federation import State
 from bcfl.methods import method_of
 from bcfl.model.flat import FlatModel, ModelFactory, build
+from bcfl.model.zoo import SIZED
 from bcfl.runs.course import Course, Engine, begin, drift_of, kept_rounds, last_info, placed_in, take_up
 from bcfl.runs.environment import environment
 from bcfl.runs.observers import Metrics, Observer, Store, Warnings, told_the_end
 from bcfl.runs.packing import classes_of, unpack
-from bcfl.runs.problem import Problem, S, model_factory, prepare, split_seed
+from bcfl.runs.problem import Problem, S, model_factory, prepare, sizes_of, split_seed
 from bcfl.runs.records import read_manifest
 from bcfl.runs.result import Result
 from bcfl.runs.sections import FROM_PYTHON
 from bcfl.runs.settings import Config, load_named_plugin, parse_config
+from bcfl.runs.sites import FORM_FILE, Sites
 from bcfl.runs.stopping import resumable
 from bcfl.runs.store import Checkpoint, RunFolder, Standing
 
@@ -56,7 +58,7 @@ def start(
         folder = RunFolder.create(out, config.as_dict())
         with folder.locked(), resumable(folder, way_on or _how_to_resume(config, folder)):
             folder.refuse_if_begun()
-            _describe(folder, _split(config, problem.data), device)
+            _describe(folder, _split(config, problem.data), problem.sites, device)
             return _rounds(config, problem, engine, folder, None, observers)
 
 
@@ -99,7 +101,7 @@ def resume(
                 _sound_state(checkpoint, problem.method.classes, engine.layout, path)
             _go_back(folder, standing, device)
             if not folder.has("manifest.json"):  # stopped before its first round
-                _describe(folder, _split(config, problem.data), device)
+                _describe(folder, _split(config, problem.data), problem.sites, device)
             return _rounds(config, problem, engine, folder, checkpoint, observers)
 
 
@@ -151,9 +153,11 @@ def _go_back(folder: RunFolder, standing: Standing, device: str = "cpu") -> None
             folder.write("environment.json", {**now, "before": [*before.pop("before", []), before]})
 
 
-def _describe(folder: RunFolder, split: Mapping[str, Any], device: str = "cpu") -> None:
-    """Beside its settings, the folder says what the run is made with and who holds what."""
+def _describe(folder: RunFolder, split: Mapping[str, Any], sites: Sites, device: str) -> None:
+    """Beside its settings, the folder says what the run is made with, who holds what, and how a table is prepared."""
     folder.write("environment.json", environment(device))
+    if sites.form is not None:
+        folder.write(FORM_FILE, sites.form.as_dict())
     folder.write("manifest.json", split)
 
 
@@ -161,7 +165,8 @@ def _split(config: Config, data: FederatedData) -> dict[str, Any]:
     section = config.data
     own = section.factory is not None
     origin = (data.description, "own") if own else (full_name(section.name, section.domains), section.partition)
-    return manifest(data, *origin, split_seed(config), share_floor=section.share_floor, content=own)
+    record = manifest(data, *origin, split_seed(config), share_floor=section.share_floor, content=own)
+    return record | ({"sizes": sizes_of(data)} if config.model.name in SIZED else {})
 
 
 def _how_to_resume(config: Config, folder: RunFolder) -> str:
@@ -278,11 +283,13 @@ def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
 
 
 def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, factory: ModelFactory | None) -> Result:
-    factory = factory or model_factory(config)
+    kept = read_manifest(folder.path)
+    sizes = kept.get("sizes")
+    factory = factory or model_factory(config, None if sizes is None else (sizes[0], sizes[1]))
     probe = FlatModel(build(factory, config.experiment.seed, "probe"))
     classes, layout = classes_of(method_of(config.method)), layout_of(probe, config.training)
     state = _sound_state(checkpoint, classes, layout, folder.path)
-    kept, (history, told) = read_manifest(folder.path), kept_rounds(config, folder)
+    history, told = kept_rounds(config, folder)
     groups = [groups_in(kept, index) for index in range(1, config.experiment.rounds + 1)]
     return Result(
         config,
@@ -293,6 +300,7 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
         groups[-1],
         folder.path,
         drift_of(config, placed_in(told), groups),
+        Sites.kept(folder.path, kept),
     )
 
 

@@ -4,14 +4,14 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bcfl.data.arrays import from_arrays, listed
+from bcfl.data.arrays import from_arrays, gathered
 from bcfl.data.datasets import DATASETS, load
 from bcfl.data.drift import with_drift
 from bcfl.data.partition import FederatedData, partition
@@ -20,10 +20,11 @@ from bcfl.engines.heap import keep_freed_memory
 from bcfl.federation import Clients, Method, RoundInfo, State
 from bcfl.methods import load_plugin, method_of
 from bcfl.model.flat import ModelFactory, build
-from bcfl.model.zoo import MODELS, look_up
+from bcfl.model.zoo import MODELS, SIZED, look_up
 from bcfl.runs.packing import classes_of
 from bcfl.runs.sections import FROM_PYTHON
 from bcfl.runs.settings import Config
+from bcfl.runs.sites import UNKNOWN, Sites
 
 PROBED = 32  # examples that show what a model's scores look like
 
@@ -83,6 +84,7 @@ class Problem(Generic[S]):
     data: S
     factory: ModelFactory
     method: Sound
+    sites: Sites = UNKNOWN
 
 
 def prepare(
@@ -91,7 +93,9 @@ def prepare(
     """The problem that `config` describes; a user's own clients and model take the place of named ones."""
     if factory is not None:
         keep_freed_memory(factory)
-    problem = pose(config, load_data(config, clients), factory or model_factory(config))
+    data = load_data(config, clients)
+    posed = pose(config, data, factory or model_factory(config, sizes_of(data)))
+    problem = replace(posed, sites=Sites.of(data))
     own_data, own_model = config.data.factory is not None, config.model.factory is not None
     if own_data:
         _tell_odd_labels(problem.data)
@@ -185,7 +189,7 @@ def split_seed(config: Config) -> int:
 def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
     section = config.data
     if clients is None and section.factory is not None:
-        clients = users_function(section.factory, "data.factory", listed)()
+        clients = users_function(section.factory, "data.factory", gathered)()
     if clients is not None:
         return from_arrays(clients)
     options = {"rotations": section.rotations, "domains": section.domains}
@@ -204,13 +208,19 @@ def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
     )
 
 
-def model_factory(config: Config) -> ModelFactory:
-    """The configured model, or the one that suits the configured data set."""
+def sizes_of(data: FederatedData) -> tuple[int, int] | None:
+    """How many inputs and outputs a network needs for these data; None unless an example is a row of numbers."""
+    return (data.x_train.shape[1], data.num_classes) if data.x_train.dim() == 2 else None
+
+
+def model_factory(config: Config, sizes: tuple[int, int] | None = None) -> ModelFactory:
+    """The configured model, or the one that suits the configured data set; of these sizes, where it may be of any."""
     if config.model.factory is not None:
         return users_function(config.model.factory, "model.factory")
     if config.model.name == "auto":  # parse_config knows no model for these data
-        raise ValueError(f"model.name must be given for these data, one of: {', '.join(MODELS)} (or model.factory)")
-    return look_up(config.model.name)
+        raise ValueError(f"model.name must be given for these data, one of: {', '.join([*MODELS, *SIZED])} "
+                         "(or model.factory)")  # fmt: skip
+    return look_up(config.model.name, sizes)
 
 
 def users_function(reference: str, key: str, convert: Callable[[Any], Any] = lambda made: made) -> Callable[[], Any]:

@@ -96,6 +96,9 @@ def manifest_kinds(found: Any) -> dict[str, Kind]:
         "group": groups,
         "train_labels": or_absent(list_of(list_of(whole(0, MOST_EXAMPLES), max(classes, 1)), clients)),
         "drift": or_absent(drift),
+        "sizes": or_absent(list_of(whole(1, MOST_EXAMPLES), 2)),
+        "num_train": or_absent(list_of(whole(0, MOST_EXAMPLES), clients)),
+        "names": or_absent(list_of(TEXT, clients)),
         **dict.fromkeys(("sha256", "dataset", "partition"), or_absent(TEXT)),
     }
 

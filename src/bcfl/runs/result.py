@@ -1,6 +1,5 @@
 """What a run gives back: the clusters' models, who belongs where with what probability, and how it went."""
 
-import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,9 @@ from bcfl.predict.predictors import (
     module_of,
     predictor_of,
 )
+from bcfl.predict.tables import TablePredictor
 from bcfl.runs.settings import Config
+from bcfl.runs.sites import UNKNOWN, PerSite, Sites, per_site
 
 SHOWN = 12  # clusters whose sizes a result's short form tells
 SURE = 0.99  # a probability from which it counts a client as placed
@@ -44,6 +45,7 @@ class Result:
     group: Tensor | None  # (client,) true groups at the end, where known
     path: Path | None  # the run folder, if there is one
     drift: dict[str, Any] | None = None  # how changes of the true groups were followed: see metrics.follow_drift
+    sites: Sites = UNKNOWN  # the clients' names, how much they hold, and how their table is prepared
 
     def __repr__(self) -> str:
         """What happened, in a few lines: who is where, how sure, how good, at what cost."""
@@ -68,7 +70,7 @@ class Result:
     @property
     def assignment(self) -> Tensor:
         """The cluster of each client in the best hypothesis."""  # (client,)
-        return self.state.hypotheses.assignment[0]
+        return self.sites.by_name(self.state.hypotheses.assignment[0])
 
     @property
     def probability(self) -> Tensor:
@@ -79,10 +81,10 @@ class Result:
         More hypotheses at a gentler temperature say more, or `associate` on its examples with "per_example".
         """  # (client, cluster)
         if self.info is not None and self.info.probability is not None:
-            return self.info.probability
+            return self.sites.by_name(self.info.probability)
         (assignment, log_weight), num_clusters = self._stories(), self.state.hypotheses.num_clusters
         probability = marginals(align(assignment, num_clusters), log_weight, num_clusters)
-        return torch.where((assignment[0] < 0)[:, None], self._anywhere(), probability)
+        return self.sites.by_name(torch.where((assignment[0] < 0)[:, None], self._anywhere(), probability))
 
     @property
     def num_hypotheses(self) -> int:
@@ -97,12 +99,12 @@ class Result:
         assignment, log_weight = self._stories()
         unseen = assignment[0] < 0
         shared = torch.where(unseen[:, None] | unseen, self._anywhere().max(), co_association(assignment, log_weight))
-        return shared.fill_diagonal_(1.0)  # (client, client)
+        return self.sites.by_name(shared.fill_diagonal_(1.0))  # (client, client)
 
     @property
     def entropy(self) -> Tensor:
         """How unsure each client's association is, in nats."""  # (client,)
-        return entropy(self.probability)
+        return self.sites.by_name(entropy(self.probability))
 
     @property
     def models(self) -> dict[int, nn.Module]:
@@ -111,8 +113,15 @@ class Result:
         beliefs = enumerate(told.model_of[0].tolist())
         return {k: module_of(self.factory, told.models.mean[belief]) for k, belief in beliefs if belief >= 0}
 
-    def predictor(self, client: int, *, statistics_of: Any = None) -> nn.Module:
-        """The model that serves a client, in evaluation mode; of several together the one with the most say.
+    def by_site(self) -> PerSite:
+        """A record for each client, to be printed or gone through: name, rows, cluster, its probability, measures."""
+        return per_site(self.sites, self.assignment, self.probability, self.history[-1] if self.history else {})
+
+    def predictor(self, client: int | str, *, statistics_of: Any = None) -> nn.Module:
+        """The model that serves a client, by its name or number; of several together the one with the most say.
+
+        It is in evaluation mode. Of a run on a table it takes frames as well as tensors of prepared inputs, and has
+        `predict` for targets in the user's own words and units: see `TablePredictor`.
 
         With `statistics_of`, inputs of the client, its BatchNorm layers have their statistics instead of those of all
         the cluster's clients: that fits it to a client with other labels than theirs, without labels or training.
@@ -121,31 +130,33 @@ class Result:
         mixture = mixtures_of_clients[self._place_of(client)]
         module = module_of(self.factory, models.mean[max(mixture, key=mixture.__getitem__)])
         if statistics_of is not None:
-            take_statistics(module, examples_of(self.factory, statistics_of, None))
-        return module
+            take_statistics(module, examples_of(self.factory, self._inputs(statistics_of), None))
+        return module if self.sites.form is None else TablePredictor(module, self.sites.form)
 
-    def mixture(self, client: int) -> Predictor:
+    def mixture(self, client: int | str) -> Predictor:
         """What predicts for a client over all the hypotheses; its own model alone, where the method personalises."""
         client, serving, told = self._place_of(client), self.state.serving(), self.state.hypotheses
         if serving is None:
             return predictor_of(self.factory, told.models, client_mixture(told, self.info, client))
         return predictor_of(self.factory, serving[0], serving[1][client])
 
-    def predict_proba(self, client: int, x: Any, **spread: Any) -> Tensor:
+    def predict_proba(self, client: int | str, x: Any, **spread: Any) -> Tensor:
         """The predictive distribution p(class | x) of a client over its hypotheses, and over each belief if asked for.
 
         `beliefs` is "mean" (the default), "samples", "sigma" or "last_layer"; `num_samples`, `prior_precision`, `seed`
         say how these are drawn.
         """  # (example, class)
-        return self.mixture(client).predict_proba(x, **spread)
+        return self.mixture(client).predict_proba(self._inputs(x), **spread)
 
     def associate(
-        self, x: Any, y: Any, *, temperature: Temperature = "none", prior: ClusterPrior = "uniform"
+        self, x: Any, y: Any = None, *, temperature: Temperature = "none", prior: ClusterPrior = "uniform"
     ) -> Newcomer:
         """Where a client that the run has never seen belongs, by what its models make of a handful of its examples.
 
-        Nothing is trained, and nothing of the run changes.
+        Nothing is trained, and nothing of the run changes. Of a run on a table, x may be a frame with the target in it.
         """
+        if y is None and self.sites.form is not None and not isinstance(x, Tensor):
+            x, y = self.sites.form.examples(x)
         return associate(self.state.hypotheses, self.factory, x, y, temperature, prior)
 
     @property
@@ -167,6 +178,7 @@ class Result:
             **{key: last.get(key) for key in ("accuracy", "macro_f1", "nll", "ece", "brier", "ari")},
             **({"mixture": {key: last["mixture"][key] for key in MIXTURE}} if last.get("mixture") else {}),
             "assignment": self.assignment.tolist(),
+            **({} if self.sites.names is None else {"names": list(self.sites.names)}),
             "work": totals,
             **({} if self.drift is None else {"drift": self.drift}),
         }
@@ -176,11 +188,13 @@ class Result:
         there = (self.state.hypotheses.model_of[0] >= 0).double()
         return there / there.sum()
 
-    def _place_of(self, client: int) -> int:
+    def _inputs(self, x: Any) -> Any:
+        """The inputs of a frame, where the run's clients are a table's sites; a tensor is taken as it is."""
+        return x if self.sites.form is None or isinstance(x, Tensor) else self.sites.form.inputs(x)
+
+    def _place_of(self, client: int | str) -> int:
         """The client's number as a plain one, if there is such a client."""
-        if not hasattr(client, "__index__") or not 0 <= operator.index(client) < len(self.assignment):
-            raise ValueError(f"client must be a number from 0 to {len(self.assignment) - 1}, got {client!r}")
-        return operator.index(client)
+        return self.sites.place_of(client, len(self.assignment))
 
     def _stories(self) -> tuple[Tensor, Tensor]:
         if self.info is not None:

@@ -3,6 +3,7 @@
 config.json        the resolved settings            rounds.jsonl        metrics, one line a round
 environment.json   versions and machine             associations.jsonl  hypotheses and weights, one line a round
 manifest.json      who holds which examples         timings.jsonl       seconds, apart: they never repeat
+table.json         how a table's rows are prepared, where clients are its sites
 checkpoints/       the last two states (safetensors with a digest, nothing that runs code when it is read)
 result.json        the summary, once the run is complete
 """
@@ -210,13 +211,14 @@ class RunFolder:
         assert standing.checkpoint is not None
         for name, size in standing.log_sizes.items():
             write_atomically(self.path / name, (source.path / name).read_bytes()[:size])
-        for name in ("environment.json", "manifest.json"):
-            write_atomically(self.path / name, (source.path / name).read_bytes())
+        for name in ("environment.json", "manifest.json", "table.json"):
+            if name != "table.json" or source.has(name):
+                write_atomically(self.path / name, (source.path / name).read_bytes())
         self.save_checkpoint(standing.checkpoint)  # last: without it the run only begins at the beginning
 
     def clear(self) -> None:
         """Nothing is left of a run that was refused before its first round: the folder is free for another."""
-        for name in ("environment.json", "manifest.json", "config.json", "lock"):
+        for name in ("environment.json", "manifest.json", "table.json", "config.json", "lock"):
             (self.path / name).unlink(missing_ok=True)
 
     def last_checkpoint(self) -> Checkpoint:
