@@ -10,7 +10,7 @@ from federation_fixtures import by_story
 from torch import Tensor
 
 from bcfl.association.hypotheses import Families, branch
-from bcfl.extensions.racing import TOLERANCE, _subset_sums, contenders, moments, pooled, race
+from bcfl.extensions.racing import TOLERANCE, Seen, Stakes, _subset_sums, contenders, moments, pooled, race
 
 NUM_CLIENTS, NUM_CLUSTERS, NUM_EXAMPLES = 20, 4, 320
 ONE = torch.arange(NUM_CLUSTERS)[None]  # a single hypothesis
@@ -47,7 +47,7 @@ def raced(values: Tensor, k: int, error: float, belief_of: Tensor, log_weight: T
 
     size = torch.full((NUM_CLIENTS,), float(NUM_EXAMPLES), dtype=torch.float64)
     present = torch.ones(NUM_CLIENTS, dtype=torch.bool)
-    wanted, mean = race(look, present, size, torch.ones_like(size), belief_of, log_weight, k, error)
+    wanted, mean = race(look, present, size, torch.ones_like(size), Stakes(belief_of, log_weight, k, error))
     return -torch.where(wanted, mean, -torch.inf), scored / values.numel()
 
 
@@ -99,8 +99,8 @@ def test_weights_are_off_by_no_more_than_a_race_says(seen: int) -> None:
         values = population(seed, 10.0, belief_of=NEAR_COPIES, likeness=0.05)
         mean, covariance = map(torch.stack, zip(*(moments(own[:, :seen]) for own in values), strict=True))
         looked = torch.full_like(size, seen)
-        arguments = (looked, size, torch.ones_like(size), NEAR_COPIES, torch.zeros(3), everything, 3, error)
-        left, unsure = contenders(mean, covariance, *arguments)
+        told = Seen(mean, covariance, looked, size, torch.ones_like(size))
+        left, unsure = contenders(told, everything, Stakes(NEAR_COPIES, torch.zeros(3), 3, error), error)
         assert (left[:, NEAR_COPIES].sum(2) == 1).all()
         off = torch.stack([
             ((mean - values.mean(2))[:, beliefs] * left[:, beliefs]).sum() for beliefs in NEAR_COPIES
@@ -137,7 +137,8 @@ def test_where_nothing_is_left_to_chance_what_is_dropped_is_in_none_of_the_k_bes
         mean = -3 * torch.rand(4, num_beliefs, generator=random, dtype=torch.float64)
         log_weight = -2 * torch.rand(len(belief_of), generator=random, dtype=torch.float64)
         nothing, everything = torch.zeros(4, num_beliefs, num_beliefs).double(), torch.ones(4, num_beliefs).bool()
-        left, _ = contenders(mean, nothing, size, size, torch.ones(4), belief_of, log_weight, everything, k, 0.1)
+        told, stakes = Seen(mean, nothing, size, size, torch.ones(4)), Stakes(belief_of, log_weight, k, 0.1)
+        left, _ = contenders(told, everything, stakes, stakes.error)
         ranked = sorted(
             (float(-log_weight[h] - mean[torch.arange(4), belief_of[h, list(clusters)]].sum()), h, clusters)
             for h in range(len(belief_of))
@@ -195,7 +196,7 @@ def test_settled_clients_look_no_further_and_small_ones_are_done_sooner() -> Non
 
     sizes = torch.tensor([33, 300, 200], dtype=torch.float64)
     present, belief_of = torch.ones(3).bool(), torch.tensor([[0, 1]])
-    wanted, mean = race(look, present, sizes, torch.ones(3), belief_of, torch.zeros(1), 1, 0.05)
+    wanted, mean = race(look, present, sizes, torch.ones(3), Stakes(belief_of, torch.zeros(1), 1, 0.05))
     none_but_the_last = [False, False, True]
     assert asked == [
         ([True, True, True], 0, 32),
@@ -219,7 +220,7 @@ def test_a_client_with_one_example_keeps_nobody_from_stopping() -> None:
     sizes = torch.full((NUM_CLIENTS,), 1.0 * NUM_EXAMPLES, dtype=torch.float64)
     sizes[3] = 1
     everybody = torch.ones(NUM_CLIENTS).bool()
-    race(look, everybody, sizes, torch.ones_like(sizes), NEAR_COPIES, torch.zeros(3), 3, 0.05)
+    race(look, everybody, sizes, torch.ones_like(sizes), Stakes(NEAR_COPIES, torch.zeros(3), 3, 0.05))
     assert asked[-1] < NUM_EXAMPLES
 
 
@@ -234,7 +235,7 @@ def test_where_all_clients_are_small_there_is_one_look_at_everything(sizes: list
 
     num_scored = torch.tensor(sizes, dtype=torch.float64)
     present, belief_of = torch.ones(3).bool(), torch.tensor([[0, 1]])
-    wanted, mean = race(look, present, num_scored, torch.ones(3), belief_of, torch.zeros(1), 2, 0.05)
+    wanted, mean = race(look, present, num_scored, torch.ones(3), Stakes(belief_of, torch.zeros(1), 2, 0.05))
     assert asked == [(0, max(sizes))]
     assert wanted.all()
     assert mean.tolist() == means.tolist()
@@ -249,7 +250,7 @@ def test_a_client_that_does_not_answer_a_look_is_left_aside() -> None:
         return mean, torch.where(mean.isnan()[:, :, None], math.nan, torch.eye(2).double())
 
     sizes = torch.full((3,), 320.0, dtype=torch.float64)
-    wanted, _ = race(look, present, sizes, torch.ones(3), torch.tensor([[0, 1]]), torch.zeros(1), 1, 0.05)
+    wanted, _ = race(look, present, sizes, torch.ones(3), Stakes(torch.tensor([[0, 1]]), torch.zeros(1), 1, 0.05))
     assert wanted.sum(1).tolist() == [1, 2, 1]
 
 

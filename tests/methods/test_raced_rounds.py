@@ -140,7 +140,7 @@ def test_a_race_stops_at_nearly_right_weights_unless_these_decide_what_is_droppe
     raced, full = (make_method("bcfl-mh-3", {**options, "racing": racing}) for racing in (0.05, 0.0))
     with simulator(tiny_federation(**LARGE), linear) as engine:
         state = near_copies(engine)
-        found, expected = (method._associate(state, engine.begin(7))[0] for method in (raced, full))
+        found, expected = (method._associate(state, None, engine.begin(7))[0] for method in (raced, full))
     assert by_story(found) == pytest.approx(by_story(expected), rel=0, abs=TOLERANCE)
     assert torch.allclose(found.log_weight, expected.log_weight, rtol=0, atol=1e-9) == (min_weight > 0)
 

@@ -20,7 +20,7 @@ from bcfl.client.score import (
     total_log_likelihood,
 )
 from bcfl.client.trainer import Job, Network, Trained, Training, fit
-from bcfl.extensions.racing import moments, race
+from bcfl.extensions.racing import Stakes, moments, race
 from bcfl.federation import num_held_out
 from bcfl.model.flat import FlatModel, ModelFactory, SharedModels, build
 from bcfl.randomness import generator
@@ -244,7 +244,7 @@ def _raced(
         return mean[None], covariance[None]
 
     one, beliefs = torch.ones(1, dtype=torch.float64), torch.arange(num_models)[None]
-    left, mean = race(look, one.bool(), one * num_scored, one, beliefs, one.log(), 1, racing)
+    left, mean = race(look, one.bool(), one * num_scored, one, Stakes(beliefs, one.log(), 1, racing))
     return int(mean.masked_fill(~left, -torch.inf).argmax()), pairs
 
 

@@ -8,6 +8,8 @@ the rest, so that what is never dropped has been scored on every example, and on
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import scipy  # loads its parts when they are first used: a client that does not race needs none
 import torch
@@ -24,16 +26,63 @@ ROUNDING = 1e-9  # by which costs that are equal may seem to differ
 Look = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 
 
+@dataclass(frozen=True)
+class Stakes:
+    """What a race decides: which k continuations of these hypotheses are kept, and what they weigh."""
+
+    belief_of: Tensor  # (hypothesis, cluster) -> belief
+    log_weight: Tensor  # (hypothesis,)
+    k: int
+    error: float  # the probability that something else is kept
+    tolerance: float = TOLERANCE  # by how much a log-weight may be off
+
+    @property
+    def num_beliefs(self) -> int:
+        return int(self.belief_of.max()) + 1
+
+
+@dataclass
+class Seen:
+    """What looks have told of the clients."""
+
+    mean: Tensor  # (client, belief) log-likelihood per example, over the examples looked at
+    covariance: Tensor  # (client, belief, belief) of it between examples
+    num_looked: Tensor  # (client,) examples looked at; 0: nothing is known of the client
+    num_scored: Tensor  # (client,) examples of a full scoring, of which those were drawn without replacement
+    scale: Tensor  # (client,) cost per unit of mean log-likelihood: examples / temperature
+
+    def of(self, clients: Tensor) -> "Seen":
+        """What is known of some of the clients."""
+        return Seen(*(getattr(self, field.name)[clients] for field in fields(self)))
+
+    def add(self, clients: Tensor, first: int, last: int, mean: Tensor, covariance: Tensor) -> None:
+        """These clients have looked at first:last, too; both tensors hold all clients."""
+        num_new = self.num_scored[clients].clamp(max=last) - first
+        known = self.mean[clients], self.covariance[clients]
+        self.mean[clients], self.covariance[clients] = pooled(
+            first, *known, num_new, mean[clients], covariance[clients]
+        )
+        self.num_looked[clients] += num_new
+
+    def gaps(self, one: Tensor, others: Tensor, quantile: Tensor) -> tuple[Tensor, Tensor]:
+        """How much less likely the others seem than one belief of each client, and how far that may be off."""
+        variance, rows = self.covariance.diagonal(dim1=1, dim2=2), torch.arange(len(self.mean))[:, None]
+        left = (1 - self.num_looked / self.num_scored) / self.num_looked  # variance of the mean, without replacement
+        # One example tells nothing of others, but all of itself.
+        unseen = (self.num_looked < 2) & (self.num_looked < self.num_scored)
+        difference = variance[rows, one] + variance[rows, others] - 2 * self.covariance[rows, one, others]
+        slack = quantile[:, None] * (difference.clamp(min=0) * left[:, None]).sqrt()
+        slack = slack.masked_fill(unseen[:, None], math.inf).masked_fill(one == others, 0.0)
+        gap = self.scale[:, None] * (self.mean[rows, one] - self.mean[rows, others])
+        return gap, self.scale[:, None] * slack  # (client, belief) each
+
+
 def race(
     look: Look,
     present: Tensor,  # (client,) bool; a client that does not answer a look leaves it, in place
     num_scored: Tensor,  # (client,) examples of a full scoring
     scale: Tensor,  # (client,) cost per unit of mean log-likelihood: examples / temperature
-    belief_of: Tensor,  # (hypothesis, cluster) -> belief
-    log_weight: Tensor,  # (hypothesis,)
-    k: int,
-    error: float,
-    tolerance: float = TOLERANCE,
+    stakes: Stakes,
 ) -> tuple[Tensor, Tensor]:
     """Which beliefs of each client are left, and their mean log-likelihood over its looks.
 
@@ -42,31 +91,24 @@ def race(
     if clients with several beliefs left have looked at all of their examples. That is for the clients that stay: one
     that leaves takes with it what it was counted on for.
     """  # (client, belief) bool, (client, belief)
-    num_clients, num_beliefs = len(num_scored), int(belief_of.max()) + 1
+    num_clients, num_beliefs = len(num_scored), stakes.num_beliefs
     wanted = torch.ones(num_clients, num_beliefs, dtype=torch.bool)
-    num_looked = torch.zeros(num_clients, dtype=torch.float64)
-    mean = torch.zeros(num_clients, num_beliefs, dtype=torch.float64)
-    covariance = torch.zeros(num_clients, num_beliefs, num_beliefs, dtype=torch.float64)
+    nothing = torch.zeros(num_clients, num_beliefs, num_beliefs, dtype=torch.float64)
+    seen = Seen(nothing[:, 0].clone(), nothing, nothing[:, 0, 0].clone(), num_scored, scale)
     *looks, the_rest = _looks(int(num_scored.max()))
     for first, last in (*looks, the_rest):
-        undecided = (wanted.sum(1) > 1) & present & (num_looked < num_scored)
+        undecided = (wanted.sum(1) > 1) & present & (seen.num_looked < num_scored)
         if not undecided.any():
             break
-        new_mean, new_covariance = look(wanted & undecided[:, None], first, last)
-        rows = (undecided & present).nonzero()[:, 0]
-        num_new = num_scored[rows].clamp(max=last) - first
-        mean[rows], covariance[rows] = pooled(
-            first, mean[rows], covariance[rows], num_new, new_mean[rows], new_covariance[rows]
-        )
-        num_looked[rows] += num_new
+        told = look(wanted & undecided[:, None], first, last)
+        seen.add((undecided & present).nonzero()[:, 0], first, last, *told)
         if (first, last) == the_rest:
             break
         here = present.nonzero()[:, 0]
-        seen = (mean[here], covariance[here], num_looked[here], num_scored[here], scale[here])
-        wanted[here], unsure = contenders(*seen, belief_of, log_weight, wanted[here], k, error / len(looks))
-        if 2 * unsure <= tolerance:  # of any two hypotheses, and so when the weights sum to one
+        wanted[here], unsure = contenders(seen.of(here), wanted[here], stakes, stakes.error / len(looks))
+        if 2 * unsure <= stakes.tolerance:  # of any two hypotheses, and so when the weights sum to one
             break
-    return wanted, mean
+    return wanted, seen.mean
 
 
 def _looks(most: int) -> Iterator[tuple[int, int]]:
@@ -104,22 +146,11 @@ def pooled(
     return mean + step * (num_new / total), spread / (total - 1).clamp(min=1)[..., None]
 
 
-def contenders(
-    mean: Tensor,  # (client, belief) log-likelihood per example, over the examples looked at
-    covariance: Tensor,  # (client, belief, belief) of it between examples
-    num_looked: Tensor,  # (client,) examples looked at; 0: nothing is known of the client
-    num_scored: Tensor,  # (client,) examples of a full scoring, of which those were drawn without replacement
-    scale: Tensor,  # (client,) cost per unit of mean log-likelihood: examples / temperature
-    belief_of: Tensor,  # (hypothesis, cluster) -> belief
-    log_weight: Tensor,  # (hypothesis,)
-    wanted: Tensor,  # (client, belief) bool: what has not been dropped before
-    k: int,
-    error: float,
-) -> tuple[Tensor, float]:
+def contenders(seen: Seen, wanted: Tensor, stakes: Stakes, error: float) -> tuple[Tensor, float]:
     """Which beliefs may still be part of the k best continuations, or of the best of any hypothesis; the rest may not.
 
-    And how far the log-weights beside the first hypothesis' may be off if each hypothesis has only one continuation
-    left and all of these are kept; otherwise infinity.
+    `wanted` (client, belief) has not been dropped before. And how far the log-weights beside the first hypothesis' may
+    be off if each hypothesis has only one continuation left and all of these are kept; otherwise infinity.
 
     With probability at least 1 − error every difference of two beliefs' mean log-likelihoods lies within `slack` of
     what was seen (to the accuracy of Student's t for the mean of the examples' paired differences). If so, then for
@@ -131,47 +162,57 @@ def contenders(
     If one continuation of each hypothesis is left, it is that of full scoring: which beliefs two of them differ by does
     not hang on the draw, and what the clients' draws are off adds up as independent errors do.
     """  # (client, belief) bool, number
-    num_clients, num_beliefs = mean.shape
-    # Two-sided, over all pairs of beliefs (which of them are compared depends on the draw) and of continuations.
-    comparisons = num_clients * max(num_beliefs * (num_beliefs - 1), 1) + 2 * (len(belief_of) - 1)
-    quantile = torch.from_numpy(-scipy.special.stdtrit((num_looked - 1).clamp(min=1).numpy(), error / comparisons))
-    left = (1 - num_looked / num_scored) / num_looked  # variance of the mean, without replacement
-    unseen = (num_looked < 2) & (num_looked < num_scored)  # one example tells nothing of others, but all of itself
-    variance, rows = covariance.diagonal(dim1=1, dim2=2), torch.arange(num_clients)[:, None]
-
-    def gap_and_slack(one: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """How much less likely the others seem than one belief of each client, and how far that may be off."""
-        difference = variance[rows, one] + variance[rows, others] - 2 * covariance[rows, one, others]
-        slack = quantile[:, None] * (difference.clamp(min=0) * left[:, None]).sqrt()
-        slack = slack.masked_fill(unseen[:, None], math.inf).masked_fill(one == others, 0.0)
-        return scale[:, None] * (mean[rows, one] - mean[rows, others]), scale[:, None] * slack  # (client, belief)
-
-    lows, own_limits, lowest, totals, unsure_of = [], [], [], [], []
-    first_best: Tensor | None = None
-    for beliefs, weight in zip(belief_of, log_weight.tolist(), strict=True):
-        able = wanted[:, beliefs]
-        best = beliefs[mean[:, beliefs].masked_fill(~able, -math.inf).argmax(1)][:, None]
+    quantile = _quantile(seen, stakes, error)
+    bounds, first_best = list[_Bounds](), None
+    for beliefs, weight in zip(stakes.belief_of, stakes.log_weight.tolist(), strict=True):
+        best = beliefs[seen.mean[:, beliefs].masked_fill(~wanted[:, beliefs], -math.inf).argmax(1)][:, None]
         first_best = best if first_best is None else first_best
-        gap, slack = gap_and_slack(best, beliefs.expand(num_clients, -1))
-        low, high = (gap - slack).masked_fill(~able, math.inf), (gap + slack).masked_fill(~able, math.inf)
-        least = low.amin(1, keepdim=True)
-        swap = (high - least).sort(1).values[:, 1:2].flatten()
-        sums = _subset_sums(swap, k)
-        behind, unsure = gap_and_slack(first_best, best)
-        lows.append(low)
-        own_limits.append(sums[-1] if len(sums) == k else math.inf)
-        lowest.append(float((behind - unsure + least).sum()) - weight)
-        totals += [float((behind + unsure).sum()) - weight + extra for extra in sums]
-        unsure_of.append(float(unsure.square().sum().sqrt()))
-    kth_total = sorted(totals)[k - 1] if len(totals) >= k else math.inf
+        behind, unsure = seen.gaps(first_best, best, quantile)
+        gap, slack = seen.gaps(best, beliefs.expand(len(best), -1), quantile)
+        out = ~wanted[:, beliefs]
+        low, high = (gap - slack).masked_fill(out, math.inf), (gap + slack).masked_fill(out, math.inf)
+        bounds.append(_bounds(low, high, behind, unsure, weight, stakes.k))
+    totals = sorted(total for one in bounds for total in one.totals)
+    kth_total = totals[stakes.k - 1] if len(totals) >= stakes.k else math.inf
     kept = torch.zeros_like(wanted)
-    for beliefs, low, own_limit, total in zip(belief_of, lows, own_limits, lowest, strict=True):
+    for beliefs, one in zip(stakes.belief_of, bounds, strict=True):
         # What may be a hypothesis' best is never out: it may keep a place for its start.
-        limit = min(own_limit, max(0.0, kth_total - total))
-        kept[:, beliefs] |= low <= limit * (1 + ROUNDING) + ROUNDING
+        limit = min(one.own_limit, max(0.0, kth_total - one.lowest))
+        kept[:, beliefs] |= one.low <= limit * (1 + ROUNDING) + ROUNDING
     kept &= wanted
-    alone = len(belief_of) <= k and bool((kept[:, belief_of].sum(2) == 1).all())
-    return kept, max(unsure_of) if alone else math.inf
+    alone = len(bounds) <= stakes.k and bool((kept[:, stakes.belief_of].sum(2) == 1).all())
+    return kept, max(one.unsure for one in bounds) if alone else math.inf
+
+
+def _quantile(seen: Seen, stakes: Stakes, error: float) -> Tensor:
+    """How many standard errors a difference may be off: two-sided, over all that is compared."""  # (client,)
+    num_clients, num_beliefs = seen.mean.shape
+    # All pairs of beliefs (which of them are compared depends on the draw) and of continuations.
+    comparisons = num_clients * max(num_beliefs * (num_beliefs - 1), 1) + 2 * (len(stakes.belief_of) - 1)
+    return torch.from_numpy(-scipy.special.stdtrit((seen.num_looked - 1).clamp(min=1).numpy(), error / comparisons))
+
+
+class _Bounds(NamedTuple):
+    """Between what a hypothesis' continuations must lie."""
+
+    low: Tensor  # (client, cluster) the least that a cluster costs more than the client's best
+    own_limit: float  # k of its own continuations cost no more than this above its best
+    lowest: float  # the least that its best may cost
+    totals: list[float]  # the most that its cheapest continuations may cost
+    unsure: float  # how far its weight may be off beside the first hypothesis'
+
+
+def _bounds(low: Tensor, high: Tensor, behind: Tensor, unsure: Tensor, log_weight: float, k: int) -> _Bounds:
+    least = low.amin(1, keepdim=True)
+    swap = (high - least).sort(1).values[:, 1:2].flatten()
+    sums = _subset_sums(swap, k)
+    return _Bounds(
+        low,
+        sums[-1] if len(sums) == k else math.inf,
+        float((behind - unsure + least).sum()) - log_weight,
+        [float((behind + unsure).sum()) - log_weight + extra for extra in sums],
+        float(unsure.square().sum().sqrt()),
+    )
 
 
 def _subset_sums(values: Tensor, k: int) -> list[float]:

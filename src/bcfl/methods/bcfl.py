@@ -20,7 +20,7 @@ from bcfl.belief.evidence import (
 )
 from bcfl.belief.gaussian import Gaussian, merge, stack
 from bcfl.belief.robust import bounded_scores
-from bcfl.extensions.racing import TOLERANCE, race
+from bcfl.extensions.racing import TOLERANCE, Stakes, race
 from bcfl.extensions.staying import Memory, Places, Remembering
 from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.methods.bounds import (
@@ -265,11 +265,13 @@ def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL, num_candida
         clients.present,
         clients.num_examples.clamp(max=math.inf if most is None else most),
         temper_scores(clients.num_examples, clients.num_examples, method.temperature),
-        state.model_of[told],
-        state.log_weight[told],
-        num_candidates,
-        method.racing,
-        0.0 if method.min_weight else TOLERANCE,  # what is dropped by its weight must not hang on a nearly right one
+        Stakes(
+            state.model_of[told],
+            state.log_weight[told],
+            num_candidates,
+            method.racing,
+            0.0 if method.min_weight else TOLERANCE,  # what is dropped by weight must not hang on a nearly right one
+        ),
     )
     return torch.where(left, mean * clients.num_examples[:, None], -torch.inf)
 
