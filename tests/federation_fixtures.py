@@ -13,6 +13,7 @@ from bcfl.association.conceptual import ConjugateClient
 from bcfl.association.hypotheses import Branches
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client.examples import Examples, pool
+from bcfl.client.together import Together
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
@@ -86,9 +87,10 @@ def simulator(
     num_workers: int = 1,
     seed: int = 0,
     device: str = "cpu",
+    together: Together = None,
 ) -> Simulator:
     own, training = data or tiny_federation(), training or Training(local_steps=3, batch_size=8)
-    return Simulator(factory, own, training, seed, participation, num_workers, device)
+    return Simulator(factory, own, training, seed, participation, num_workers, device, together)
 
 
 def advance(method: Method, engine: Simulator, state: Any, rounds: range) -> Any:

@@ -266,7 +266,7 @@ def test_less_memory_means_fewer_jobs_at_a_time_and_the_same_answers(
             "bcfl.client.client.fit", lambda network, asked: sizes.append(len(asked)) or fit(network, asked)
         )
         found = answers(engine, models, KINDS["curvature"])
-        assert max(sizes) == engine._at_a_time == jobs
+        assert max(sizes) == engine.at_a_time == jobs
     for own, other in zip(found[0], expected[0], strict=True):
         assert far(own.mean, other.mean) < 1e-5
     assert torch.allclose(found[1], expected[1], rtol=1e-5)
@@ -443,7 +443,7 @@ def test_a_model_that_would_get_other_numbers_is_trained_one_by_one(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bcfl.model.vmapped.vmap", lambda function: lambda *rows: [r * 2 for r in rows])
-    assert_alike(linear, from_arrays(client_data()), Training(local_steps=2), KINDS["plain"], "stacked-cpu")
+    assert_alike(network, from_arrays(client_data()), Training(local_steps=2), KINDS["plain"], "stacked-cpu")
     assert "one by one" in caplog.text
 
 
@@ -452,7 +452,7 @@ def test_a_model_that_draws_globally_is_trained_alone_with_the_same_draws() -> N
     torch.manual_seed(5)
     before = torch.get_rng_state()
     with simulator(data, Drawing, training, device="stacked-cpu") as engine:
-        assert engine._at_a_time == 1
+        assert engine.at_a_time == 1
         assert torch.equal(torch.get_rng_state(), before)
     assert_alike(Drawing, data, training, KINDS["curvature"], "stacked-cpu")
 
@@ -518,7 +518,7 @@ def test_all_is_done_on_the_device(fisher: str, one_by_one: bool, monkeypatch: p
     def module() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.Flatten(), nn.Linear(72, 3))
 
-    monkeypatch.setattr("bcfl.model.vmapped._near", lambda a, b: a.shape == b.shape)  # needs numbers
+    monkeypatch.setattr("bcfl.model.vmapped.near", lambda a, b: a.shape == b.shape)  # needs numbers
     monkeypatch.setattr("bcfl.client.fisher.agree", lambda a, b: a.shape == b.shape)
     monkeypatch.setattr("bcfl.client.trainer.proximal_pull", lambda precision, n, training: precision / (precision + 1))
     x, images = pool(torch.randn(20, 1, 8, 8))

@@ -16,6 +16,7 @@ from bcfl.runs.settings import (
     YOUNGER,
     Config,
     apply_override,
+    kept_config,
     load_config,
     parse_config,
 )
@@ -129,7 +130,7 @@ def test_published_runs_keep_their_names_and_settings() -> None:
     assert len(files) > 400
     for file in files:
         stored = json.loads(file.read_text())["config"]
-        config = parse_config(stored)
+        config = kept_config(stored)
         assert (config.identity(), config.as_dict()) == (file.stem.rpartition("-")[2], stored), file.name
 
 
@@ -360,7 +361,9 @@ def test_defaults_are_written_out_so_that_they_may_change() -> None:
     assert stored["method"]["forgetting"] == 0.5
     for name, kind in SECTIONS.items():
         if kind is not None:
-            younger = {key for section, key in YOUNGER if section == name} | {"drift_share"}
+            plain = config.all_settings()[name]
+            younger = {key for (part, key), off in YOUNGER.items() if part == name and plain[key] == off}
+            younger |= {"drift_share"}
             assert set(stored[name]) == {field.name for field in dataclasses.fields(kind)} - younger
     assert load_config(None, ["model.name=mlp"]).identity() == config.identity()
 
@@ -414,7 +417,7 @@ OTHER = {
     ),
     "model": ModelConfig(name="cifar_cnn", factory="a:b"),
     "training": Training(0.01, 0.5, 16, 5, "fresh", "exact", 64),
-    "experiment": ExperimentConfig(31, 1, 2, 2, 0.5, 0.1, 0.1, ((1, 2),), True),
+    "experiment": ExperimentConfig(31, 1, 2, 2, 0.5, 0.1, 0.1, ((1, 2),), True, 7),
 }
 CHANGES = [
     (section, field.name)
@@ -438,6 +441,15 @@ def test_settings_that_came_later_leave_older_runs_their_names() -> None:
         del stored["experiment"][key]
     assert parse_config(stored) == load_config(None)
     assert parse_config(stored).as_dict() == stored
+
+
+def test_a_run_from_before_jobs_were_done_together_goes_on_one_by_one() -> None:
+    stored = load_config(None).as_dict()
+    assert stored["experiment"].pop("together") == "auto"
+    older = kept_config(stored)
+    assert older.experiment.together is None
+    assert older.as_dict() == stored
+    assert older.identity() == load_config(None, ["experiment.together=none"]).identity()
 
 
 @pytest.mark.parametrize(("section", "key"), CHANGES)

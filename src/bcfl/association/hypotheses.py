@@ -177,7 +177,7 @@ def co_association(assignment: Tensor, log_weight: Tensor) -> Tensor:
 
 def entropy(probability: Tensor) -> Tensor:
     """How unsure each client's association is, in nats: 0 when certain, log K when anything goes."""
-    nats: Tensor = torch.special.entr(probability).sum(-1)
+    nats: Tensor = torch.special.entr(probability).sum(-1).clamp(min=0)  # of 1 + rounding it is a hair below
     return nats  # (client,)
 
 

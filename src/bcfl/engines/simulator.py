@@ -31,6 +31,7 @@ from bcfl.client.client import (
 from bcfl.client.examples import Examples, pool
 from bcfl.client.score import Evaluation, Summary, share_explained, total_log_likelihood
 from bcfl.client.stacked import Stacked
+from bcfl.client.together import Together, jobs_together
 from bcfl.client.trainer import Network, Training, alone
 from bcfl.data.partition import FederatedData
 from bcfl.engines.heap import give_back_memory, keep_blocks, keep_freed_memory
@@ -93,6 +94,45 @@ def find_device(name: str) -> torch.device | None:
     return torch.device(name)
 
 
+@dataclass(frozen=True)
+class Crew:
+    """Who computes: how a worker's network is made, how many jobs it takes at a time, and whether several pay."""
+
+    network: Callable[[], Network] | None  # None: the module itself, one job at a time
+    at_a_time: int
+    several: bool
+
+
+def crew_for(
+    model: FlatModel,
+    examples: Sequence[Examples],
+    training: Training,
+    draws_globally: bool,
+    device: str,
+    together: Together,
+) -> Crew:
+    """Who computes for clients with such examples on that device, so many jobs together as asked or as pays."""
+    where, asked = find_device(device), None if together == "auto" else together
+    if where is None:
+        count = jobs_together(model, examples[0], training) if together == "auto" else together or 1
+        if count == 1 or draws_globally:
+            return Crew(None, 1, True)
+        try:
+            stacked = Stacked(model, torch.device("cpu"), examples, training, False, count, tells=together != "auto")
+        except ValueError:  # another function, with others in the place of its parameters
+            if together != "auto":
+                raise
+            return Crew(None, 1, True)
+        if together == "auto" and not stacked.is_stacked:
+            return Crew(None, 1, True)
+        if not stacked.has_kernels:  # vmap calls so many operations that two workers would wait for Python's lock
+            return Crew(lambda: stacked, count, False)
+        make = partial(Stacked, model, torch.device("cpu"), examples, training, False, count)
+        return Crew(make, count, True)
+    stacked = Stacked(model, where, examples, training, draws_globally, asked)
+    return Crew(lambda: stacked, stacked.at_a_time, False)
+
+
 class Simulator:
     """All clients' data and who computes for them; `begin(round)` gives the federation as a method sees it then."""
 
@@ -105,6 +145,7 @@ class Simulator:
         participation: Participation | None = None,
         num_workers: int | None = None,
         device: str = "cpu",
+        together: Together = None,
     ):
         keep_freed_memory(factory)
         self.factory, self.training, self.seed = factory, training, seed
@@ -121,14 +162,10 @@ class Simulator:
         )
         self.layout = layout_of(probe, training)
         keep_blocks(self.layout.length * probe.vector.element_size())
-        self.num_workers = 1 if draws_globally else (num_workers or os.cpu_count() or 1)
-        where = find_device(device)
-        if where is None:
-            self._workers: Workers[Network] = Workers(self.num_workers, partial(alone, factory, seed))
-            self._at_a_time = 1
-        else:
-            stacked = Stacked(probe, where, [max(train, key=len), test[0]], training, draws_globally)
-            self._workers, self._at_a_time = Workers(1, lambda: stacked), stacked.at_a_time
+        crew = crew_for(probe, [max(train, key=len), test[0]], training, draws_globally, device, together)
+        self.num_workers = (num_workers or os.cpu_count() or 1) if crew.several and not draws_globally else 1
+        self._workers = Workers(self.num_workers, crew.network or partial(alone, factory, seed))
+        self.at_a_time = crew.at_a_time
         self.clients = [
             LocalClient(c, *held, training, seed, draws_globally)
             for c, held in enumerate(zip(train, test, strict=True))
@@ -170,7 +207,7 @@ class Simulator:
     def ask(self, task: Callable[[list[A], Network], list[T]], asked: Iterable[A]) -> Iterator[T]:
         """The answers to all that is asked, in its order; only a few are ever ahead, so that memory stays bounded."""
         rest = iter(asked)
-        groups = iter(lambda: list(islice(rest, self._at_a_time)), [])
+        groups = iter(lambda: list(islice(rest, self.at_a_time)), [])
         return chain.from_iterable(self._workers.stream(partial(task, group) for group in groups))
 
     def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:

@@ -25,9 +25,17 @@ class VmappedModel:
     `batch` takes rows of), or is not wanted, it is done one by one.
     """
 
-    def __init__(self, model: FlatModel, device: torch.device, batch: Batch, num_examples: int, one_by_one: bool):
+    def __init__(
+        self,
+        model: FlatModel,
+        device: torch.device,
+        batch: Batch,
+        num_examples: int,
+        one_by_one: bool,
+        tells: bool = True,
+    ):
         self.model, self.module, self.device = model, model.module, device
-        self._batch, self._num_examples = batch, num_examples
+        self._batch, self._num_examples, self._tells = batch, num_examples, tells
         model.load(model.vector)  # counters at their beginning, whatever was done with the model before
         buffers = dict(self.module.named_buffers())
         self._statistics = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
@@ -39,6 +47,11 @@ class VmappedModel:
         self.mixes_examples = self._mixes_examples()
         if not one_by_one and self._can_be_stacked():
             self._each = vmap
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether `vmap` does it."""
+        return self._each is vmap
 
     def counters(self, num_jobs: int) -> Sequence[Tensor]:
         """The module's integer buffers (BatchNorm's batch counter) at the beginning, for each job."""  # (job, ...)
@@ -172,7 +185,7 @@ class VmappedModel:
         try:
             with torch.random.fork_rng(devices=[]):
                 alone = torch.cat([self.outputs(vector[None], one[None, None])[0] for one in x])
-                return not _near(self.outputs(vector[None], x[None])[0], alone)
+                return not near(self.outputs(vector[None], x[None])[0], alone)
         except ValueError:  # BatchNorm without statistics of its own needs more than one
             return True
 
@@ -189,7 +202,7 @@ class VmappedModel:
             masks = self.masks(draws, len(x))
             gradient, after, _ = self.gradients(parameters, statistics, self.counters(1), masks, x[None], y[None])
             swapped = (gradient[0], after[0], self.outputs(vector, x[None])[0])
-            same = all(map(_near, swapped, self._own_answers(vector[0])))
+            same = all(map(near, swapped, self._own_answers(vector[0])))
         except Exception as error:  # a user's model may raise anything
             raise ValueError(f"this model runs on device = 'cpu' only: {_reason(error)}") from error
         if not same:
@@ -227,12 +240,13 @@ class VmappedModel:
         except Exception as error:  # a user's model may raise anything
             reason = _reason(error)
         else:
-            if all(_near(stacked, alone) for alone, stacked in zip(*found, strict=True)):
+            if all(near(stacked, alone) for alone, stacked in zip(*found, strict=True)):
                 return True
             reason = "stacked, they would get other numbers"
         finally:
             self._each = in_turn
-        logger.warning(f"the clients of this model are trained one by one, which is slower, not stacked: {reason}")
+        if self._tells:
+            logger.warning(f"the clients of this model are trained one by one, which is slower, not stacked: {reason}")
         return False
 
 
@@ -240,7 +254,7 @@ def _reason(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _near(first: Tensor, second: Tensor) -> bool:
+def near(first: Tensor, second: Tensor) -> bool:
     """Whether two answers differ by no more than rounding, the coarse one of a GPU's TF32 included."""
     first, second = first.nan_to_num(0, 0, 0), second.nan_to_num(0, 0, 0)  # overflow is the data's affair
     return bool((first - second).norm() <= 0.01 * second.norm() + 1e-6)

@@ -9,7 +9,7 @@ from bcfl.report import captions, charts
 from bcfl.report.layout import client_graph
 from bcfl.report.reading import Group, Run, group_runs, understood
 from bcfl.report.tables import Measure, cells, said_beside, shown_measures, written
-from bcfl.runs.settings import parse_config
+from bcfl.runs.settings import as_kept, parse_config
 
 MOST_CELLS = 500_000  # numbers in all heat maps of a page together: about two megabytes
 MOST_DETAILED = 16  # runs whose associations are shown one by one
@@ -200,6 +200,7 @@ def _how_to_repeat(run: Run) -> dict[str, Any]:
 def to_toml(config: dict[str, dict[str, Any]]) -> str:
     """The settings as TOML, which has no word for what is not set (None): it is left out, or "none" where leaving it
     out would mean a default."""
+    config = {section: dict(values) for section, values in as_kept(config).items()}
     given = {
         section: {key: value for key, value in values.items() if value is not None}
         for section, values in config.items()

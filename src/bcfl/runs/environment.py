@@ -11,8 +11,8 @@ import torch
 from bcfl import __version__
 
 
-def environment(device: str = "cpu") -> dict[str, str]:
-    """Versions and machine, for whoever wants to repeat a run."""
+def environment(device: str = "cpu", at_a_time: int = 1) -> dict[str, str]:
+    """Versions, machine and how many clients were trained at a time, for whoever wants to repeat a run."""
     return {
         "bcfl": __version__,
         "source": source_digest(),
@@ -22,6 +22,7 @@ def environment(device: str = "cpu") -> dict[str, str]:
         "platform": platform.platform(),
         "processor": platform.machine(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
+        "together": str(at_a_time),
     }
 
 

@@ -25,7 +25,7 @@ from bcfl.runs.problem import Problem, S, model_factory, prepare, sizes_of, spli
 from bcfl.runs.records import read_manifest
 from bcfl.runs.result import Result
 from bcfl.runs.sections import FROM_PYTHON
-from bcfl.runs.settings import Config, load_named_plugin, parse_config
+from bcfl.runs.settings import Config, kept_config, load_named_plugin
 from bcfl.runs.sites import FORM_FILE, Sites
 from bcfl.runs.stopping import resumable
 from bcfl.runs.store import Checkpoint, RunFolder, Standing
@@ -58,7 +58,7 @@ def start(
         folder = RunFolder.create(out, config.as_dict())
         with folder.locked(), resumable(folder, way_on or _how_to_resume(config, folder)):
             folder.refuse_if_begun()
-            _describe(folder, _split(config, problem.data), problem.sites, device)
+            _describe(folder, _split(config, problem.data), problem.sites, environment(device, engine.at_a_time))
             return _rounds(config, problem, engine, folder, None, observers)
 
 
@@ -99,9 +99,9 @@ def resume(
         ):
             if checkpoint:
                 _sound_state(checkpoint, problem.method.classes, engine.layout, path)
-            _go_back(folder, standing, device)
+            _go_back(folder, standing, device, engine.at_a_time)
             if not folder.has("manifest.json"):  # stopped before its first round
-                _describe(folder, _split(config, problem.data), problem.sites, device)
+                _describe(folder, _split(config, problem.data), problem.sites, environment(device, engine.at_a_time))
             return _rounds(config, problem, engine, folder, checkpoint, observers)
 
 
@@ -137,25 +137,28 @@ def settings_of(path: Path) -> Config:
     """The settings of the run in a folder."""
     values = RunFolder.open(path).read("config.json")
     load_named_plugin(values)
-    return parse_config(values)
+    return kept_config(values)
 
 
-def _go_back(folder: RunFolder, standing: Standing, device: str = "cpu") -> None:
+def _go_back(folder: RunFolder, standing: Standing, device: str = "cpu", at_a_time: int = 1) -> None:
     """The folder is as it was at the run's checkpoint; what its user should know about that is told."""
     for note in standing.notes:
         logger.warning(note)
     folder.go_back_to(standing)
     if folder.has("environment.json"):
-        before, now = {"device": "cpu"} | folder.read("environment.json"), environment(device)
+        before, now = (
+            {"device": "cpu", "together": "1"} | folder.read("environment.json"),
+            environment(device, at_a_time),
+        )
         changed = [f"{key} {before.get(key)} is now {value}" for key, value in now.items() if before.get(key) != value]
         if changed:
             logger.warning(f"{folder.path}: the environment has changed, results may differ: {', '.join(changed)}")
             folder.write("environment.json", {**now, "before": [*before.pop("before", []), before]})
 
 
-def _describe(folder: RunFolder, split: Mapping[str, Any], sites: Sites, device: str) -> None:
+def _describe(folder: RunFolder, split: Mapping[str, Any], sites: Sites, made_with: Mapping[str, str]) -> None:
     """Beside its settings, the folder says what the run is made with, who holds what, and how a table is prepared."""
-    folder.write("environment.json", environment(device))
+    folder.write("environment.json", made_with)
     if sites.form is not None:
         folder.write(FORM_FILE, sites.form.as_dict())
     folder.write("manifest.json", split)
@@ -217,7 +220,14 @@ def _engine(config: Config, problem: Problem[FederatedData], num_workers: int | 
     experiment = config.experiment
     participation = experiment.participation()
     return Simulator(
-        problem.factory, problem.data, config.training, experiment.seed, participation, num_workers, device
+        problem.factory,
+        problem.data,
+        config.training,
+        experiment.seed,
+        participation,
+        num_workers,
+        device,
+        experiment.together,
     )
 
 

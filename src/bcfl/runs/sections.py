@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -138,6 +138,14 @@ class ExperimentConfig:
     mixture: Annotated[
         bool, Field(description="evaluate each client's mixture over the hypotheses, too, beside its best model")
     ] = False
+    together: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=1)] | None,
+        Field(
+            description="how many clients are trained at a time by the same operations; auto: by the size of model and "
+            'batches, many where these are small; "none": one by one, and on a GPU as many as its memory holds, as in '
+            "runs of before this setting"
+        ),
+    ] = "auto"
 
     def participation(self) -> Participation:
         return Participation(self.clients_per_round, self.dropout, self.straggling, self.joins)

@@ -25,6 +25,7 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("data", "drift_round"): None,
     ("data", "min_test_examples"): 1,
     ("experiment", "joins"): [],
+    ("experiment", "together"): None,
     ("experiment", "mixture"): False,
     ("method", "stay"): None,
     ("method", "racing"): 0.0,
@@ -32,6 +33,7 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("method", "robust"): "none",
     ("method", "variant"): "personal",
 }
+NOT_AS_BEFORE = [("experiment", "together")]  # of the younger ones, those that are not off by default
 WITH_OWN_DATA = {"factory", "seed", "validation", "drift_round", "drift_share"}  # what of [data] a factory leaves open
 _EPOCHS = "training is counted in steps of one batch: training.local_steps (an epoch is examples ÷ training.batch_size)"
 NOT_OFFERED = {  # what others call by these names, and what there is instead
@@ -107,6 +109,20 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         return _parsed(values)
     except RecursionError:
         raise ValueError("settings must be sections of keys, these are nested too deeply") from None
+
+
+def kept_config(values: Mapping[str, Any]) -> Config:
+    """The configuration that a run has written down."""
+    return parse_config(as_kept(values))
+
+
+def as_kept(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a run has written down, with what it was before a setting came whose default is another."""
+    kept = dict(values) if isinstance(values, Mapping) else {}
+    for section, key in NOT_AS_BEFORE:
+        if isinstance(part := kept.get(section), Mapping):
+            kept[section] = {key: YOUNGER[section, key], **part}
+    return kept or values
 
 
 def _parsed(values: Mapping[str, Any]) -> Config:
