@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": RUNNING,
     "report": RUNNING | {"console"},
     "deploy": RUNNING,
-    "benchmark": RUNNING | {"api", "console"},
+    "benchmark": RUNNING | {"api", "console", "likelihood"},
     "cli": RUNNING | {"api", "benchmark", "console", "deploy", "report"},
     "__main__": set(),
     "__init__": set(),  # names its homes as texts, so that importing bcfl costs nothing
@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
 ONLY_IN = {
     "flwr": ("engines/flower", "deploy"),
     "matplotlib": ("report",),
-    "jinja2": ("report", "deploy"),
+    "jinja2": ("benchmark", "report", "deploy"),
     "sklearn": ("data", "methods", "predict", "runs"),
     "datasets": ("data",),
 }

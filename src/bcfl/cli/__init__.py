@@ -9,6 +9,7 @@ examples:
   bcfl report runs                                  one page that shows what happened
   bcfl associate runs/a --data mine.npz             where does a client that was never seen belong?
   bcfl evaluate runs/a                              how good are a run's predictions as probabilities?
+  bcfl benchmark --quick                            methods on real federations with natural sites
   bcfl demo                                         a guided tour
   bcfl deploy local --set experiment.rounds=5       a real federation of processes, on this machine
   bcfl list methods
@@ -21,7 +22,7 @@ from typing import Any
 
 import click
 
-from bcfl.cli import deploy, listing, predicting, reports, run, sweeps
+from bcfl.cli import benchmark, deploy, listing, predicting, reports, run, sweeps
 from bcfl.cli.app import add, complain, told
 from bcfl.runs.stopping import RunStoppedError, ended_in_order
 
@@ -37,8 +38,9 @@ def build() -> click.Group:
         "context_settings": form,
     }
     commands = _InOrder("bcfl", **how, **told(__doc__))
-    for function in (run.run, run.resume, sweeps.compare, sweeps.sweep, listing.list_, reports.report, reports.figures,
-                     reports.table, reports.demo, predicting.associate, predicting.evaluate):  # fmt: skip
+    for function in (run.run, run.resume, sweeps.compare, sweeps.sweep, benchmark.benchmark, listing.list_,
+                     reports.report, reports.figures, reports.table, reports.demo, predicting.associate,
+                     predicting.evaluate):  # fmt: skip
         add(commands, function)
     federation = _InOrder("deploy", help=deploy.__doc__, no_args_is_help=False)
     add(federation, deploy.local)
