@@ -28,7 +28,7 @@ NUM_FEATURES, NUM_CLASSES = 4, 3
 def numbered(name: str) -> list[str]:
     """The names that a registry entry stands for, with 2 and 3 for M and with and without warm-up."""
     names = [name.replace("-M", f"-{m}") for m in (2, 3)] if name.endswith("-M") else [name]
-    return [n + suffix for n in names for suffix in (("", "-w") if re.match("bcfl-(g|c|mh)", name) else ("",))]
+    return [n + suffix for n in names for suffix in (("", "-w") if re.match("bcfl-(g|c|mh|soft)", name) else ("",))]
 
 
 # An option that changes what a state holds is tested as if it were a method of its own.
@@ -163,10 +163,18 @@ class ConjugateClients:
     def draw_model(self, *path: int) -> Tensor:
         return self.starts[path].clone()
 
-    def score(self, models: Tensor, max_examples: int | None = None, held_out: float = 0.0) -> Tensor:
+    def score(
+        self,
+        models: Tensor,
+        max_examples: int | None = None,
+        held_out: float = 0.0,
+        *,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         scored = self.held if held_out and self.held is not None else self.clients
         scores = torch.stack([client.log_likelihood(models).double() for client in scored])
-        return torch.where(self.present[:, None], scores, torch.nan)
+        asked = self.present[:, None] if wanted is None else wanted & self.present[:, None]
+        return torch.where(asked, scores, torch.nan)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         assert self.shares is not None

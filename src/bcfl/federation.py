@@ -141,11 +141,14 @@ class Clients(Protocol):
         models: Tensor,
         max_examples: int | None = None,
         held_out: float = 0.0,
+        *,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """Log-likelihood of each client's data under each model, scaled up to all of the client's examples.
 
         All models of a client are scored on the same examples (at most `max_examples`); rows of absent clients are NaN.
         With `held_out` a client's data are that share of its examples, which jobs of the same share never train on.
+        With `wanted` (client, model) only those are scored, and all others are NaN.
         """  # (model, vector) -> (client, model) float64
         ...
 

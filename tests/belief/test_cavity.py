@@ -24,13 +24,14 @@ def spoken(own: list[ConjugateClient], membership: torch.Tensor, rounds: int) ->
     models = Gaussian(PRIOR.mean.repeat(2, 1), PRIOR.precision.repeat(2, 1))
     sites = no_sites(models, len(own), 2)
     for _ in range(rounds):
-        others = cavities(models, sites, membership)
+        others = cavities(models, sites)
         sites = sites.copy()
         for j, client in enumerate(own):
             for k in range(2):
                 prior = others[2 * j + k]
                 sites.say(j, k, prior, client.posterior(prior))
-        models = combined(models, sites, membership, torch.ones(len(own), dtype=torch.float64), 2)
+                sites.power[j] = membership[j]
+        models = combined(models, sites, torch.ones(len(own), dtype=torch.float64), 2)
     return models, sites
 
 
@@ -51,7 +52,7 @@ def test_a_cavity_is_the_posterior_of_all_others() -> None:
     own = clients(3)
     membership = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     models, sites = spoken(own, membership, 2)
-    without = cavities(models, sites, membership)
+    without = cavities(models, sites)
     for j in range(3):
         belief = PRIOR
         for i, client in enumerate(own):
@@ -68,7 +69,7 @@ def test_statistics_are_averaged_by_examples_and_flat_as_a_prior() -> None:
     for j, told in enumerate((1.0, 5.0)):
         posterior = Gaussian(torch.tensor([0, 0, told, 9.0], dtype=torch.float64), prior.precision + 1)
         sites.say(j, 0, prior, posterior)
-    membership, size = torch.ones(2, 1, dtype=torch.float64), torch.tensor([30.0, 10.0], dtype=torch.float64)
-    new = combined(models, sites, membership, size, num_evaluated=3)
+        sites.power[j] = 1.0
+    new = combined(models, sites, torch.tensor([30.0, 10.0], dtype=torch.float64), num_evaluated=3)
     assert new.mean[0].tolist() == [0, 0, 2, 0]  # (30 · 1 + 10 · 5) / 40, and momentum at rest
-    assert cavities(new, sites, membership).precision[:, 2:].eq(0).all()
+    assert cavities(new, sites).precision[:, 2:].eq(0).all()

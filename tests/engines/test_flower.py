@@ -58,10 +58,10 @@ def grid_of(config: Config, tmp_path: Path, num_nodes: int = NUM_CLIENTS, **depl
 
 
 def assert_same(result: Result, expected: Result) -> None:
-    assert torch.equal(result.state.assignment, expected.state.assignment)
-    assert torch.equal(result.state.models.mean, expected.state.models.mean)
-    assert torch.equal(result.state.models.precision, expected.state.models.precision)
-    assert torch.equal(result.state.log_weight, expected.state.log_weight)
+    assert torch.equal(result.state.hypotheses.assignment, expected.state.hypotheses.assignment)
+    assert torch.equal(result.state.hypotheses.models.mean, expected.state.hypotheses.models.mean)
+    assert torch.equal(result.state.hypotheses.models.precision, expected.state.hypotheses.models.precision)
+    assert torch.equal(result.state.hypotheses.log_weight, expected.state.hypotheses.log_weight)
 
 
 def assert_simulated(config: Config, result: Result) -> None:
@@ -81,6 +81,13 @@ def test_robust_fusion_gives_the_simulators_bits(name: str, robust: str, tmp_pat
     config = config_of(name)
     config = dataclasses.replace(config, method={**config.method, "robust": robust})
     assert_same(federate(config, NUM_CLIENTS, tmp_path / "run"), start(config, None, num_workers=1))
+
+
+def test_soft_learning_without_oneself_gives_the_simulators_bits(tmp_path: Path) -> None:
+    config = config_of("bcfl-soft")
+    options = {"without_oneself": True, "prior_precision": 0.5, "evidence_points": 2}
+    config = dataclasses.replace(config, method={**config.method, **options})
+    assert_simulated(config, federate(config, NUM_CLIENTS, tmp_path / "run"))
 
 
 def test_clusters_that_begin_alike_are_refused_as_by_the_simulator(

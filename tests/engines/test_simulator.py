@@ -169,7 +169,7 @@ with Simulator(model, data, training, 0, num_workers=2) as engine:
     for name in ("fedavg", "bcfl-g"):
         method = make_method(name, {"num_clusters": 2})
         state, _ = method.round(method.init(engine.begin(0)), engine.begin(1))
-        assert state.models.is_finite()
+        assert state.hypotheses.models.is_finite()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
@@ -285,8 +285,8 @@ def test_a_posterior_that_is_not_finite_is_left_out_and_counted(name: str) -> No
             clients = engine.begin(index)
             state, _ = method.round(state, clients)
             rejected += clients.work.rejected
-            assert state.models.is_finite()
-            assert state.log_weight.isfinite().all()
+            assert state.hypotheses.models.is_finite()
+            assert state.hypotheses.log_weight.isfinite().all()
         assert rejected >= 2
         evaluations = engine.evaluate(*asked(state))
         assert all(e is not None and torch.tensor(e.log_likelihood).isfinite() for e in evaluations)

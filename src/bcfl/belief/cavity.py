@@ -25,10 +25,11 @@ class Sites:
     shift: Tensor  # (client, cluster, parameter): precision · (mean − prior mean)
     statistics: Tensor  # (client, cluster, statistic): what is not learned by gradient
     heard: Tensor  # (client, cluster) bool
+    power: Tensor  # (client, cluster): how much of a site counts: the client's membership when it last spoke
 
     def copy(self) -> "Sites":
         """The same, to be changed."""
-        tensors = self.precision, self.shift, self.statistics, self.heard
+        tensors = self.precision, self.shift, self.statistics, self.heard, self.power
         return Sites(self.prior, *(tensor.clone() for tensor in tensors))
 
     def say(self, client: int, cluster: int, prior: Gaussian, posterior: Gaussian) -> None:
@@ -50,29 +51,30 @@ def no_sites(models: Gaussian, num_clients: int, num_parameters: int) -> Sites:
     shape = (num_clients, len(models))
     silent = models.mean.new_zeros(*shape, num_parameters)
     statistics = models.mean.new_zeros(*shape, models.mean.shape[1] - num_parameters)
-    return Sites(models[0], silent, silent.clone(), statistics, torch.zeros(shape, dtype=torch.bool))
+    nobody = torch.zeros(shape, dtype=torch.float64)
+    return Sites(models[0], silent, silent.clone(), statistics, nobody.bool(), nobody)
 
 
-def cavities(models: Gaussian, sites: Sites, membership: Tensor) -> Gaussian:
+def cavities(models: Gaussian, sites: Sites) -> Gaussian:
     """Each cluster's belief without each client's own part, by client, then cluster.
 
     Statistics are those of the cluster's model, and their precision is 0: as a prior they are flat.
     """  # (client × cluster, vector)
     size = sites.precision.shape[-1]
-    power = membership.nan_to_num(0.0).to(sites.precision.dtype)[..., None]
+    power = sites.power.to(sites.precision.dtype)[..., None]
     precision, shift = ((power * natural) for natural in (sites.precision, sites.shift))
     others = (precision.sum(0) - precision).clamp(min=0) + sites.prior.precision[:size]
     mean = sites.prior.mean[:size] + (shift.sum(0) - shift) / others
-    statistics = models.mean[:, size:].expand(len(membership), -1, -1)
+    statistics = models.mean[:, size:].expand(len(sites.power), -1, -1)
     flat = torch.zeros_like(statistics)
     both = torch.cat([mean, statistics], -1), torch.cat([others, flat], -1)
     return Gaussian(*(part.flatten(0, 1) for part in both))
 
 
-def combined(models: Gaussian, sites: Sites, membership: Tensor, num_examples: Tensor, num_evaluated: int) -> Gaussian:
+def combined(models: Gaussian, sites: Sites, num_examples: Tensor, num_evaluated: int) -> Gaussian:
     """Each cluster's belief with everybody's part; statistics are averaged by examples, momentum is at rest."""
     size = sites.precision.shape[-1]
-    power = membership.nan_to_num(0.0).to(sites.precision.dtype)
+    power = sites.power.to(sites.precision.dtype)
     precision = torch.einsum("jk,jkp->kp", power, sites.precision) + sites.prior.precision[:size]
     mean = sites.prior.mean[:size] + torch.einsum("jk,jkp->kp", power, sites.shift) / precision
     count = (power * num_examples[:, None] * sites.heard).to(sites.precision.dtype)  # (client, cluster)

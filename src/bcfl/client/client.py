@@ -176,15 +176,14 @@ class LocalClient:
 
 
 def scores(
-    models: Tensor | Sequence[Tensor],
     scoring: Scoring,
     summary: Summary,
-    clients: Sequence[LocalClient],
+    asked: Sequence[tuple[LocalClient, Tensor | Sequence[Tensor]]],
     network: Network,
 ) -> list[Tensor]:
-    """A number per model that says how well it explains the client's data."""  # (model, vector) -> (model,) each
-    values = network.log_likelihoods([client.question(models, scoring) for client in clients])
-    sizes = (len(client.scored(scoring.held_out)) for client in clients)
+    """A number per model of each client that says how well it explains the client's data."""  # (model,) each
+    values = network.log_likelihoods([client.question(models, scoring) for client, models in asked])
+    sizes = (len(client.scored(scoring.held_out)) for client, _ in asked)
     return [summary(of_client, size) for of_client, size in zip(values, sizes, strict=True)]
 
 
@@ -224,7 +223,7 @@ def best(
     """
     if racing:
         return [_raced(models, scoring, racing, client, network) for client in clients]
-    found = scores(models, scoring, total_log_likelihood, clients, network)
+    found = scores(scoring, total_log_likelihood, [(client, models) for client in clients], network)
     pairs = (len(models) * client.num_scored(scoring.max_examples) for client in clients)
     return [(int(of_client.argmax()), count) for of_client, count in zip(found, pairs, strict=True)]
 

@@ -245,21 +245,32 @@ class SimulatedClients:
     def draw_model(self, *path: int) -> Tensor:
         return draw_model(self.engine.factory, self.layout, self.seed, *path)
 
-    def score(self, models: Tensor, max_examples: int | None = None, held_out: float = 0.0) -> Tensor:
-        return self._score(models, Scoring(self.round, max_examples, held_out), total_log_likelihood)
+    def score(
+        self,
+        models: Tensor,
+        max_examples: int | None = None,
+        held_out: float = 0.0,
+        *,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        return self._score(models, Scoring(self.round, max_examples, held_out), total_log_likelihood, wanted)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         return self._score(models, Scoring(self.round, max_examples), share_explained)
 
-    def _score(self, models: Tensor, scoring: Scoring, summary: Summary) -> Tensor:
+    def _score(self, models: Tensor, scoring: Scoring, summary: Summary, wanted: Tensor | None = None) -> Tensor:
         found = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
-        clients = [self.clients[client] for client in self._present_clients()]
-        answers = self.engine.ask(partial(scores, SharedModels.of(models), scoring, summary), clients)
-        for client, row in zip(clients, answers, strict=True):
-            found[client.index] = row
-            self.work.count_scored(len(models) * client.num_scored(scoring.max_examples, scoring.held_out))
-            self.work.scalars_up += len(models)
-        self._count_asked(len(clients) * len(models))
+        shared, every = SharedModels.of(models), torch.ones(1, dtype=torch.bool).expand(found.shape)
+        places_of = wanted_models(self.present, every if wanted is None else wanted)
+        asked = [(self.clients[client], shared if wanted is None else shared.only(places.tolist()))
+                 for client, places in places_of.items()]  # fmt: skip
+        answers = self.engine.ask(partial(scores, scoring, summary), asked)
+        for (client, places), row in zip(places_of.items(), answers, strict=True):
+            found[client, places] = row
+            num_scored = self.clients[client].num_scored(scoring.max_examples, scoring.held_out)
+            self.work.count_scored(len(places) * num_scored)
+            self.work.scalars_up += len(places)
+        self._count_asked(sum(map(len, places_of.values())))
         return found
 
     def look(

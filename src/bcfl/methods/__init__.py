@@ -18,6 +18,7 @@ from bcfl.methods.births import AutoBCFL
 from bcfl.methods.hard import IFCA, KMeansClustering
 from bcfl.methods.near import Ditto, FedProx
 from bcfl.methods.representation import FedRep
+from bcfl.methods.soft import SoftBCFL
 
 WARM_UP_ROUNDS = 2  # what -w stands for, unless method.warm_up_rounds says otherwise
 MOST_HYPOTHESES = 1000  # each has K beliefs of the model's size
@@ -67,6 +68,7 @@ METHODS = {
             BCFL,
             {"strategy": "multi", "max_hypotheses": "M"},
         ),
+        Entry("bcfl-soft", "soft: a client belongs to every cluster by its probability", SoftBCFL, {}),
         Entry("bcfl-auto", "finds the number of clusters: they are born, joined and die", AutoBCFL, {}),
         Entry("local", "no federation: each client alone", Local, {}),
         Entry("fedavg", "one global model, averaged by examples", FedAvg, {}),
@@ -87,7 +89,7 @@ METHODS = {
         Entry("ifca", "each client picks the cluster model with the least loss", IFCA, {}),
     )
 }
-_BCFL_NAME = re.compile(r"(?P<stem>bcfl-g|bcfl-(?:c|mh)-(?P<count>\d+))(?P<warm>-w)?")
+_BCFL_NAME = re.compile(r"(?P<stem>bcfl-g|bcfl-soft|bcfl-(?:c|mh)-(?P<count>\d+))(?P<warm>-w)?")
 
 
 def register(name: str, summary: str | None = None) -> Callable[[M], M]:

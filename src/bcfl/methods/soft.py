@@ -11,7 +11,7 @@ from bcfl.association.membership import memberships, rounded
 from bcfl.belief.cavity import Sites, cavities, combined, no_sites
 from bcfl.belief.evidence import PointKind, evidence_points, temper_scores
 from bcfl.belief.gaussian import Gaussian
-from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, Serving, prior_of
+from bcfl.federation import Clients, Hypotheses, Jobs, Mixture, RoundInfo, Serving, prior_of
 from bcfl.methods.bounds import Forgetting, Fusing, NumClusters, ScoringExamples, Tempering
 from bcfl.methods.kmeans import warm_up
 from bcfl.methods.steps import belief_folds, client_weights, draw_starts, single_story
@@ -33,7 +33,7 @@ class Soft:
         told = self.membership.nan_to_num(1 / self.membership.shape[1])
         kept = torch.where(told >= NEGLIGIBLE, told, 0.0)
         kept = kept / kept.sum(1, keepdim=True)
-        shares = [{k: share for k, share in enumerate(row) if share} for row in kept.tolist()]
+        shares: list[Mixture] = [{k: share for k, share in enumerate(row) if share} for row in kept.tolist()]
         return self.hypotheses.models, shares
 
 
@@ -140,7 +140,7 @@ class SoftBCFL:
             drawn_from = prior_of(state.hypotheses.models, 1.0, size)
             wanted = None
         else:
-            drawn_from = prior_of(cavities(state.hypotheses.models, state.sites, state.membership), 1.0, size)
+            drawn_from = prior_of(cavities(state.hypotheses.models, state.sites), 1.0, size)
             wanted = torch.eye(num_clients, dtype=torch.bool).repeat_interleave(self.num_clusters, 1)
             wanted = wanted.repeat(1, self.evidence_points)
         points, log_alpha = evidence_points(drawn_from, self.evidence_points, self.evidence_kind, random)
@@ -173,7 +173,7 @@ class SoftBCFL:
     def _refined(self, state: Soft, sites: Sites, membership: Tensor, assignment: Tensor, clients: Clients) -> Soft:
         """The state after every client has said anew what it adds to each cluster that it may belong to."""
         cluster, client = _pairs(membership, clients)
-        others = cavities(state.hypotheses.models, sites, membership)
+        others = cavities(state.hypotheses.models, sites)
         priors = others[client * self.num_clusters + cluster]
         jobs = Jobs(belief=torch.arange(len(client)), client=client, curvature=True)
         pairs = zip(cluster.tolist(), client.tolist(), priors, clients.fit(priors, jobs), strict=True)
@@ -181,7 +181,8 @@ class SoftBCFL:
         for k, j, prior, posterior in pairs:
             if posterior is not None:
                 new.say(j, k, prior, posterior)
-        models = combined(state.hypotheses.models, new, membership, clients.num_examples, clients.num_evaluated)
+                new.power[j] = torch.where(membership[j] >= NEGLIGIBLE, membership[j], 0.0)
+        models = combined(state.hypotheses.models, new, clients.num_examples, clients.num_evaluated)
         return Soft(replace(state.hypotheses, models=models, assignment=assignment[None]), membership, new)
 
 

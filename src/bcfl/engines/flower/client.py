@@ -230,7 +230,7 @@ class Respondent:
         if self.protection is None:
             return best(SharedModels.of(means), scoring, racing, [client], network)[0]
         # A choice by blurred scores needs all of them in full, racing or not.
-        (found,) = scores(means, scoring, total_log_likelihood, [client], network)
+        (found,) = scores(scoring, total_log_likelihood, [(client, means)], network)
         blurred = self.protection.privacy.scores(found, len(client.train))
         return int(blurred.argmax()), len(means) * client.num_scored(bound)
 

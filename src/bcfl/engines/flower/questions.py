@@ -46,27 +46,39 @@ class FlowerClients:
         models: Tensor,
         max_examples: int | None = None,
         held_out: float = 0.0,
+        *,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         settings = {"kind": "score", "max-examples": _or_all(max_examples), "held-out": held_out}
-        return self._table(models, settings, max_examples, held_out, in_order=False)
+        return self._table(models, settings, max_examples, held_out, wanted, in_order=False)
 
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         settings = {"kind": "share", "max-examples": _or_all(max_examples)}
-        return self._table(models, settings, max_examples, 0.0, in_order=True)
+        return self._table(models, settings, max_examples, 0.0, None, in_order=True)
 
     def _table(
-        self, models: Tensor, settings: dict[str, Any], max_examples: int | None, held_out: float, *, in_order: bool
+        self,
+        models: Tensor,
+        settings: dict[str, Any],
+        max_examples: int | None,
+        held_out: float,
+        wanted: Tensor | None,
+        *,
+        in_order: bool,
     ) -> Tensor:
         """A number per client and model; NaN for clients that are absent or did not answer in full."""
-        models_of = dict.fromkeys(self._present_clients(), torch.arange(len(models)))
         table = torch.full((len(self.present), len(models)), torch.nan, dtype=torch.float64)
+        every = torch.ones(1, dtype=torch.bool).expand(table.shape)
+        models_of = wanted_models(self.present, every if wanted is None else wanted)
         for client, part, (row,) in self._scored(models, models_of, settings, in_order=in_order):
             table[client, slice(None) if in_order else part] = row
-        self._part_with({client for client in models_of if table[client].isnan().any()}, len(models_of))
+        incomplete = {client for client, some in models_of.items() if table[client, some].isnan().any()}
+        self._part_with(incomplete, len(models_of))
         table[~self.present] = torch.nan
-        for client in self._present_clients():
-            self.work.count_scored(len(models) * self._num_scored(client, max_examples, held_out))
-            self.work.scalars_up += len(models)
+        for client in models_of.keys() & set(self._present_clients()):
+            num_models = len(models_of[client])
+            self.work.count_scored(num_models * self._num_scored(client, max_examples, held_out))
+            self.work.scalars_up += num_models
         return table
 
     def look(
