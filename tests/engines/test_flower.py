@@ -455,7 +455,7 @@ def test_a_late_answer_is_not_mixed_into_the_next_round(
 def test_a_client_that_misses_the_scores_stops_no_method(name: str, tmp_path: Path) -> None:
     result = federate(config_of(name), NUM_CLIENTS, tmp_path / "run", from_client_1(SCORE, lambda answer: None))
     assert result.history[-1]["round"] == 3
-    assert result.state.models.is_finite()
+    assert result.state.hypotheses.models.is_finite()
 
 
 def clusters_of(tmp_path: Path, client: int) -> list[int]:
