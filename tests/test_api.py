@@ -419,3 +419,8 @@ def test_training_is_set_in_python() -> None:
     result = bcfl.train(small_net, federation(), training=Training(local_steps=1, momentum_state="client"), **QUICK)
     assert result.config.training.local_steps == 1
     assert result.summary()["work"]["local_steps"] == result.summary()["work"]["trainings"]
+
+
+def test_a_folder_that_cannot_be_made_is_named_in_a_line() -> None:
+    with pytest.raises(ValueError, match=r"^output folder /dev/null/run cannot be made: Not a directory$"):
+        bcfl.train(small_net, federation(), method="fedavg", rounds=1, out="/dev/null/run", progress=False)

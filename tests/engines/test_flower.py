@@ -766,6 +766,26 @@ def test_what_a_users_function_raises_names_the_setting(
         client_data(config, 0, node)
 
 
+def test_a_clients_own_log_tells_of_inputs_that_cannot_be_learned_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "vast_data.py").write_text(
+        "import torch\n"
+        "def vast():\n"
+        "    x, y = 1e5 * torch.arange(20.0)[:, None].expand(-1, 64), torch.arange(20) % 10\n"
+        "    return x, y, x, y\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    grid = grid_of(config_of("fedavg", 1), tmp_path)
+    grid.contexts[FIRST_NODE].node_config |= {"data-factory": "vast_data:vast"}
+    with caplog.at_level("WARNING", "bcfl.deploy.app"):
+        grid.serve()
+    (told,) = [
+        record.getMessage() for record in caplog.records if "no usual learning rate suits" in record.getMessage()
+    ]
+    assert told.startswith("inputs are about ")
+
+
 # ---- clients that protect their data ------------------------------------------------------------------------------
 
 

@@ -68,6 +68,13 @@ def test_a_newcomer_goes_to_the_clients_of_its_kind(result: bcfl.Result, kind: i
     assert torch.equal(newcomer.module(x), result.predictor(kind)(x))
 
 
+def test_a_newcomer_and_its_predictor_are_printed_in_a_line(result: bcfl.Result) -> None:
+    newcomer = result.associate(*rows(0, 50, 30))
+    assert f"cluster {newcomer.cluster} with probability" in str(newcomer)
+    assert max(len(str(newcomer)), len(str(newcomer.predictor))) < 150
+    assert "\n" not in f"{newcomer}{newcomer.predictor}"
+
+
 def test_fewer_examples_say_less_and_numpy_is_as_good_as_torch(result: bcfl.Result) -> None:
     x, y = rows(0, 60, 40)
     unsure = [result.associate(x[:count].numpy(), y[:count].numpy()).entropy for count in (1, 5, 40)]

@@ -225,7 +225,7 @@ def test_options_that_no_method_here_has_are_refused_where_they_are_written() ->
     [
         ({"method": {"name": "fedproxy"}}, "unknown method 'fedproxy'; did you mean 'fedprox'?"),
         ({"training": {"loss": "mse"}}, "there is no other loss"),
-        ({"training": {"local_epochs": 2}}, "training.local_steps"),
+        ({"training": {"local_epochs": 2}}, "training.local_steps (an epoch is examples ÷ training.batch_size)"),
         ({"training": {"lr": 0.1}}, "did you mean training.learning_rate?"),
     ],
 )

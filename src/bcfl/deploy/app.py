@@ -6,6 +6,7 @@ where its data come from (`data-factory`) and how they are protected (`privacy-n
 `bcfl.engines.flower.privacy`).
 """
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from bcfl.client.check import check_model
 from bcfl.client.client import Later, LocalClient
 from bcfl.client.examples import Examples, pool
 from bcfl.data.partition import FederatedData
+from bcfl.data.scales import remark_on_scales, scales_itself
 from bcfl.deploy.logbook import Logbook, told
 from bcfl.engines.flower import FlowerEngine, Respondent, Terms
 from bcfl.engines.flower.exchange import Exchange
@@ -36,6 +38,7 @@ from bcfl.runs.problem import Problem, load_data, method_for, model_factory, use
 from bcfl.runs.settings import Config, apply_override, load_named_plugin, parse_config, parse_section, set_value
 from bcfl.runs.store import RunFolder, refuse_if_full
 
+logger = logging.getLogger(__name__)
 server = ServerApp()
 client = ClientApp()
 
@@ -115,7 +118,11 @@ class PrivacyReport(Observer):
 
 @client.query("describe")
 def describe(message: Message, context: Context) -> Message:
-    return Message(respondent(context).describe(), reply_to=message)
+    who = respondent(context)
+    everything, _ = who.client.train.batch(torch.arange(len(who.client.train)))
+    if not scales_itself(who.model.module) and (remark := remark_on_scales(everything)):
+        logger.warning(remark)  # in the client's own log: nobody else sees its data
+    return Message(who.describe(), reply_to=message)
 
 
 @client.query("score")

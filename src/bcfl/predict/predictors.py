@@ -46,6 +46,7 @@ from bcfl.predict.mixtures import (
 )
 from bcfl.randomness import generator
 
+SHOWN = 8  # models whose shares are printed
 NEGLIGIBLE = 1e-6  # a belief with less share than this in a mixture is not worth a pass through the network
 
 
@@ -76,6 +77,10 @@ class Predictor:
     factory: ModelFactory
     beliefs: Gaussian  # (component, vector)
     share: Tensor  # (component,) float64, sums to one
+
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{float(one):.3f}" for one in self.share[:SHOWN]) + ", …" * (len(self.share) > SHOWN)
+        return f"Predictor of {len(self.share)} models, with shares {shares}"
 
     def predict_proba(self, x: Any, **spread: Any) -> Tensor:
         """The predictive distribution p(class | x); options are those of `Spread`."""  # (example, class)
@@ -122,6 +127,11 @@ class Newcomer:
     nll: float  # per example, under `module`: far above the run's own, it may belong to no cluster at all
     predictor: Predictor
     component: int  # of the predictor: the likeliest model of the most likely cluster
+
+    def __repr__(self) -> str:
+        """Where it belongs, in a line."""
+        sure = f"cluster {self.cluster} with probability {float(self.probability[self.cluster]):.3f}"
+        return f"newcomer in {sure}, of {len(self.probability)}; by {self.num_examples} examples, nll {self.nll:.3f}"
 
     @property
     def probability(self) -> Tensor:

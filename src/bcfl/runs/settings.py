@@ -315,8 +315,7 @@ def refuse_unknown(values: Iterable[str], allowed: Iterable[str], what: str, pre
             near = [f"{prefix}{name}" for name in difflib.get_close_matches(str(key), allowed, 1, NEAR)]
             meant = (settings_named(key) if prefix.removesuffix(".") in SECTIONS else []) or near
             hint = f"did you mean {' or '.join(meant)}? " if meant else ""
-            if key in NOT_OFFERED and not meant:
-                hint = f"{NOT_OFFERED[key]}; "
+            hint = f"{NOT_OFFERED[key]}; " if key in NOT_OFFERED else hint
             raise ValueError(f"unknown {what} {prefix}{named(key)}; {hint}allowed: {', '.join(allowed)}")
 
 

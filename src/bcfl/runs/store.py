@@ -95,7 +95,10 @@ class RunFolder:
         """A new run folder that holds its settings, and first, if given, the split; one in use is refused."""
         folder = RunFolder(path)
         refuse_if_full(folder, config)  # before a lock is put into what may be somebody's own folder
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"output folder {path} cannot be made: {error.strerror}") from None
         with folder.locked():
             refuse_if_full(folder, config)  # another process may have been quicker
             if split is not None:
