@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from made_up_records import made_up
 
+from bcfl.benchmark.described import results_tables, tasks_page
 from bcfl.benchmark.leaderboard import boards
 from bcfl.benchmark.ledger import keep, kept, key_of
 from bcfl.benchmark.page import page
 from bcfl.benchmark.pictures import differences_picture, gains_picture, ranks_picture
+from bcfl.benchmark.tasks import all_tasks
 
 LOSSES = [1.0 + 0.01 * index for index in range(20)]
 RECORDS = [
@@ -142,3 +144,14 @@ def test_pictures_have_a_mark_for_every_number_that_is_known() -> None:
     assert gains_picture([5, 50, 500], [0.1, None, -0.2], "others").count("<circle") == 2
     assert gains_picture([5], [None], "others") == ""
     assert differences_picture(["a", "b"], {"a": (-0.1, -0.2, 0.0)}, "others").count("<circle") == 1
+
+
+def test_tables_in_markdown_have_as_many_cells_in_every_line() -> None:
+    lines = [line for line in results_tables(RECORDS).splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1
+    assert any("0.995 ▲" in line for line in lines)
+
+
+def test_every_task_has_a_card_with_its_licence() -> None:
+    text = tasks_page()
+    assert all(f"## {name}: {task.title}" in text and task.licence in text for name, task in all_tasks().items())

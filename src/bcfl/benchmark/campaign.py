@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bcfl.benchmark.contestants import CONTESTANTS, Contestant, contestants_named
-from bcfl.benchmark.fitting import Setting, record
+from bcfl.benchmark.fitting import MODELS, Setting, record
 from bcfl.benchmark.ledger import Key, keep, kept
-from bcfl.benchmark.networks import MODELS
 from bcfl.benchmark.preparation import Federation, federation
 from bcfl.benchmark.splits import NUM_DRAWS
 from bcfl.benchmark.tasks import Task, all_tasks
@@ -23,7 +22,7 @@ class Campaign:
 
     tasks: Sequence[Task]
     contestants: Sequence[Contestant]
-    models: Sequence[str] = MODELS
+    models: Sequence[str] = tuple(MODELS)
     draws: Sequence[int] = (0,)
     tune: bool = False
     setting: Setting = field(default_factory=Setting)

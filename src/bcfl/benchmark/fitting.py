@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from bcfl.benchmark.answers import Answer, answer_of, calibration_of, measure_of
 from bcfl.benchmark.contestants import POOLED, STATISTICIAN, Contestant
 from bcfl.benchmark.measures import mean, pair_calibration
 from bcfl.benchmark.mixed_model import mixed_model
-from bcfl.benchmark.networks import factory
 from bcfl.benchmark.preparation import Federation
+from bcfl.model.zoo import SIZED
 from bcfl.randomness import numpy_generator
 
 POOLED_STEPS = 4  # times as many steps as a site takes, of batches as many times as large
 VALIDATION = 3  # one row in so many of a site's training rows, where options are chosen
+MODELS = {"linear": "linear", "network": "table"}  # what every contestant is given: those of bcfl's for tables
 BYTES = 4  # of a number that belongs to a model
 
 
@@ -53,7 +55,7 @@ def fit(contestant: Contestant, model: str, data: Federation, setting: Setting, 
         told["likelihood"] = data.task.likelihood
     outputs = data.num_classes if data.task.kind == "classes" else 1
     result = train(
-        factory(model, data.num_inputs, outputs),
+        partial(SIZED[MODELS[model]], data.num_inputs, outputs),
         [(np.concatenate(data.x), np.concatenate(data.y))] if pooled else list(zip(data.x, data.y, strict=True)),
         method="local" if pooled else contestant.name,
         seed=data.draw,
