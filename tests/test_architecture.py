@@ -1,6 +1,7 @@
 """The shape of the package: imports point one way, heavy libraries stay where they belong and come late."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,6 +94,23 @@ def test_the_arrows_have_no_circle() -> None:
         free = {part for part in waiting if reached[part] <= ready}
         assert free, f"these import each other in a circle: {sorted(waiting)}"
         ready |= free
+
+
+def test_what_is_read_first_is_there_and_short() -> None:
+    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    first, rooms = page.split("## Read these first")[1].split("## How it is laid out")
+    files = [ROOT / name for name in re.findall(r"^\d\. `(.+?)`", first, re.M)]
+    assert len(files) == 5
+    assert sum(len(path.read_text().splitlines()) for path in files) < 1000
+    told = {
+        name.rstrip("/") for row in re.findall(r"^\| (`.+?) \|", rooms, re.M) for name in re.findall("`(.+?)`", row)
+    }
+    there = {path.relative_to(ROOT).parts[0] for path in modules()}
+    assert told == {name for name in there if not name.startswith("__")}
+
+
+def test_public_names_are_where_they_are_said_to_be() -> None:
+    assert all(getattr(bcfl, name) is not None for name in bcfl.__all__)
 
 
 @pytest.mark.parametrize("library", ONLY_IN)

@@ -7,21 +7,26 @@
 
 __version__ = "0.1.0"
 
-# The public names, and where they live; `__init__.pyi` tells the same to type checkers.
+# The public names by topic, and where they live; `__init__.pyi` tells the same to type checkers.
 _HOME = {
+    # a federation and what it comes to
     "train": "bcfl.api",
     "load": "bcfl.api",
+    "Result": "bcfl.runs.result",
+    # data
     "table": "bcfl.data.tables",
     "Table": "bcfl.data.tables",
-    "Result": "bcfl.runs.result",
 }
-__all__ = ["__version__", *_HOME]
+_ROOMS = ("likelihood",)  # whose own names are public: bcfl.likelihood.of("poisson")
+__all__ = ["__version__", *_HOME, *_ROOMS]
 
 
 def __getattr__(name: str) -> object:
     # Importing torch takes seconds: `bcfl --help` and shell completion must not wait for it.
-    if name in _HOME:
-        import importlib
+    import importlib
 
+    if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"bcfl.{name}")
     raise AttributeError(f"module 'bcfl' has no attribute {name!r}")

@@ -1,3 +1,4 @@
+from bcfl import likelihood as likelihood
 from bcfl.api import load as load
 from bcfl.api import train as train
 from bcfl.data.tables import Table as Table

@@ -10,7 +10,7 @@ import pytest
 from browser_fixtures import DESKTOP, LOW_CONTRAST, PHONE, Opened
 from made_up_runs import write_run
 
-from bcfl.report.layout import FAINTEST, accumulated_co_association
+from bcfl.report.drawing import FAINTEST, accumulated_co_association
 from bcfl.report.page import report
 from bcfl.report.reading import read_run, read_runs
 

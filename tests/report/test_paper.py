@@ -8,7 +8,7 @@ import pytest
 from made_up_runs import keep_rounds, write_eventful_run
 
 from bcfl.cli import main
-from bcfl.report.layout import MARK_NAMES, client_graph, marks
+from bcfl.report.drawing import MARK_NAMES, client_graph, marks
 from bcfl.report.reading import Group, Run, group_runs, read_run, read_runs
 
 pytest.importorskip("matplotlib")

@@ -10,7 +10,7 @@ from made_up_runs import change_lines, keep_rounds, write_eventful_run
 
 from bcfl.association.hypotheses import co_association
 from bcfl.cli import main
-from bcfl.report.layout import FAINTEST, accumulated_co_association, client_graph, columns, marks, spread, trellis
+from bcfl.report.drawing import FAINTEST, accumulated_co_association, client_graph, columns, marks, spread, trellis
 from bcfl.report.page import report
 from bcfl.report.reading import group_runs, read_run, read_runs
 from bcfl.report.tables import markdown

@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from bcfl.cli import benchmark, deploy, listing, predicting, reports, run, sweeps
-from bcfl.cli.app import add, complain, told
+from bcfl.cli.command import add, complain, told
 from bcfl.runs.stopping import RunStoppedError, ended_in_order
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 import bcfl.cli.options as options
-from bcfl.cli.app import complain
+from bcfl.cli.command import complain
 from bcfl.cli.options import beside, flag, option, usable_file, usable_folder
 
 if TYPE_CHECKING:

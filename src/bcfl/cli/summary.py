@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bcfl.cli.app import complain
+from bcfl.cli.command import complain
 from bcfl.console import console_for
 from bcfl.predict.predictors import Newcomer
 from bcfl.report.reading import group_runs, read_runs

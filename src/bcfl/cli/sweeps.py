@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import bcfl.cli.options as options
-from bcfl.cli.app import complain
+from bcfl.cli.command import complain
 from bcfl.cli.options import argument, flag, option, positive, repeated, usable_folder
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bcfl.report.layout import ClientGraph, columns, marks
+from bcfl.report.drawing import ClientGraph, columns, marks
 from bcfl.report.reading import Group, Run, unfinished_runs
 from bcfl.report.tables import cells, shown_measures
 

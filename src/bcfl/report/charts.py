@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bcfl.report.layout import MARK_NAMES, Columns, columns, mark_places, marks, spread, trellis
+from bcfl.report.drawing import MARK_NAMES, Columns, columns, mark_places, marks, spread, trellis
 from bcfl.report.reading import Floats, Group, Ints, Run
 
 NUM_COLOURS = 8

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bcfl.report import captions, charts
-from bcfl.report.layout import client_graph
+from bcfl.report.drawing import client_graph
 from bcfl.report.reading import Group, Run, group_runs, understood
 from bcfl.report.tables import Measure, cells, said_beside, shown_measures, written
 from bcfl.runs.settings import as_kept, parse_config

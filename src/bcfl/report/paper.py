@@ -10,7 +10,7 @@ import numpy as np
 
 from bcfl.report import charts, require
 from bcfl.report.charts import Chart, Heat, Panel, Series, slug
-from bcfl.report.layout import client_graph, spread
+from bcfl.report.drawing import client_graph, spread
 from bcfl.report.reading import Group, Run, group_runs
 
 if TYPE_CHECKING:
