@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bcfl.cli import options
-from bcfl.cli.app import complain
+import bcfl.cli.options as options
+from bcfl.cli.command import complain
 from bcfl.cli.options import flag, option, positive, usable_file, usable_folder
 
 if TYPE_CHECKING:

@@ -67,5 +67,5 @@ def choose(y: Tensor, who: str = "y") -> Likelihood:
     if y.dim() == 1 and not y.is_complex():
         return CATEGORICAL
     told = f"y of {str(y.dtype).removeprefix('torch.')}, shape {tuple(y.shape)}"
-    raise ValueError(f"{who}: {told}, may be several things, so say which by likelihood=: bernoulli for rows of yes-or-no "
-                     "labels, normal for rows of real values, others for (time, event), pixels or tokens")  # fmt: skip
+    raise ValueError(f"{who}: {told}, may be several things, so say which by likelihood=: bernoulli for rows of yes or"
+                     " no, normal for rows of real values, others for (time, event), pixels or tokens")  # fmt: skip
