@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines": LEARNING,  # never methods or runs
     "runs": RUNNING | {"console"},
     "api": RUNNING,
+    "sklearn": RUNNING | {"api"},
     "report": RUNNING | {"console"},
     "deploy": RUNNING,
     "benchmark": RUNNING | {"api", "console", "likelihood"},
@@ -47,8 +48,9 @@ ONLY_IN = {
     "flwr": ("engines/flower", "deploy"),
     "matplotlib": ("report",),
     "jinja2": ("benchmark", "report", "deploy"),
-    "sklearn": ("data", "methods", "predict", "runs"),
+    "sklearn": ("data", "methods", "predict", "runs", "sklearn.py"),
     "datasets": ("data",),
+    "narwhals": ("data",),
 }
 
 

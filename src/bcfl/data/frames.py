@@ -33,8 +33,8 @@ class Column:
 
     def texts(self) -> Array:
         """The values as texts, None where there is none: 1 and 1.0 are the same."""  # (row,) object
-        if self.kind == "text":
-            return self.values
+        if self.values.dtype == object:
+            return _objects([None if value is None else str(value) for value in self.values])
         truth = self.kind == "truth"
         return _objects([None if np.isnan(v) else str(bool(v)) if truth else f"{v:.15g}" for v in self.values])
 
@@ -99,7 +99,7 @@ def _read(path: Path, what: str) -> Any:
 def _of_frame(frame: Any, what: str) -> Iterator[tuple[str, Column]]:
     import narwhals as nw
 
-    names = [str(name) for name in getattr(frame, "columns", ())]
+    names = [str(name) for name in getattr(frame, "column_names", getattr(frame, "columns", ()))]
     repeated = [name for index, name in enumerate(names) if name in names[:index]]
     if repeated:
         raise ValueError(f"{what}: has two columns named {repeated[0]!r}: rename one of them")
@@ -108,8 +108,8 @@ def _of_frame(frame: Any, what: str) -> Iterator[tuple[str, Column]]:
     except TypeError:
         raise ValueError(f"{what}: must be a pandas, polars or pyarrow frame, a mapping of columns or a file's name, "
                          f"not {type(frame).__name__}") from None  # fmt: skip
-    for name in seen.columns:
-        yield str(name), _of_series(str(name), seen[name], what)
+    for name, series in zip(names, seen.iter_columns(), strict=True):
+        yield name, _of_series(name, series, what)
 
 
 def _of_series(name: str, series: Any, what: str) -> Column:
@@ -137,14 +137,15 @@ def _column(name: str, values: Any, what: str) -> Column:
         numbers_found = Column("number" if array.dtype.kind == "f" else "whole", array.astype(np.float64))
         return _infinite_refused(name, numbers_found, what)
     if array.dtype.kind == "M":
-        return Column("dates", array)
+        return Column("dates", _objects(array.tolist()))
     given = [None if _is_missing(value) else value for value in array.tolist()]
     there = [value for value in given if value is not None]
     kinds = {kind: next((v for v in there if _kind_of(v) == kind), None) for kind in map(_kind_of, there)}
     if len(kinds) > 1 and kinds.keys() != {"truth", "number"}:
         one, other = list(kinds.values())[:2]
-        raise ValueError(f"{what}: column {name!r} mixes {' and '.join(sorted(kinds))}s, such as {one!r} and "
-                         f"{other!r}: make it one kind, and leave what is not known empty")  # fmt: skip
+        both = " and ".join(f"{kind}s" for kind in sorted(kinds))
+        raise ValueError(f"{what}: column {name!r} mixes {both}, such as {one!r} and {other!r}: make it one kind, and "
+                         "leave what is not known empty")  # fmt: skip
     kind = "number" if kinds.keys() == {"truth", "number"} else next(iter(kinds), "number")
     if kind == "text":
         dates = all(map(DATE.match, there))

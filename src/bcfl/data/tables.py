@@ -163,7 +163,8 @@ def _told(sites: Mapping[str, Columns], categories: Sequence[str]) -> Sums:
     """The sums of all sites; which columns are categories follows from what all sites have in them."""
     named = set(categories)
     for name in next(iter(sites.values())):
-        kinds = {rows[name].kind: one for one, rows in sites.items() if not rows[name].missing.all()}
+        held = [(rows[name].kind, one) for one, rows in sites.items() if not rows[name].missing.all()]
+        kinds = dict(reversed(held))  # of each kind the first site that has it
         odd = [kind for kind in kinds if kind not in ("truth", "whole", "number", "text")]
         if odd:
             turn = ", or turn them into numbers, such as days since some event" if odd[0] == "dates" else ""
