@@ -17,9 +17,10 @@ from runs import runs_and_file
 from torch import Tensor, nn
 
 import bcfl
-from bcfl.client.score import batch_norms, evaluate
+from bcfl.client.score import batch_norms
 from bcfl.data.partition import FederatedData
 from bcfl.files import write_atomically
+from bcfl.likelihood.measures import evaluate
 from bcfl.predict.metrics import summarise
 from bcfl.randomness import generator
 from bcfl.runs.problem import prepare

@@ -18,9 +18,10 @@ from torch import Tensor
 import bcfl
 from bcfl.association.hypotheses import renumbering
 from bcfl.client.examples import Examples, pool
-from bcfl.client.score import NUM_BINS, calibration_table, log_probabilities
+from bcfl.client.score import log_probabilities
 from bcfl.federation import Hypotheses
 from bcfl.files import write_atomically
+from bcfl.likelihood.measures import NUM_BINS, calibration_table
 from bcfl.model.flat import FlatModel, build
 from bcfl.predict.metrics import agreement, calibration_error
 from bcfl.predict.mixtures import belief_shares, cluster_log_prior, newcomer_posterior

@@ -307,7 +307,7 @@ def test_a_longer_run_takes_over_the_rounds_of_a_shorter_one(tmp_path: Path) -> 
         ({"learning_rate": -1}, "training.learning_rate must be > 0"),
         ({"local_steps": 2, "training": {"local_steps": 3}}, "training.local_steps is given as local_steps=… here"),
         ({"method": "fedavg"}, "method.num_clusters is an option of bcfl-g, "),
-        ({"loss": torch.nn.MSELoss()}, "there is no other loss"),
+        ({"loss": torch.nn.MSELoss()}, "the likelihood of y says: data.likelihood"),
         ({"local_epochs": 2}, "training.local_steps"),
         (
             {"partition": "label(4,2)"},

@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "federation": {"belief"},
     "extensions": MATHS | {"federation"},
     "model": {"likelihood", "randomness"},
-    "data": {"console", "files", "randomness"},
+    "data": {"console", "files", "likelihood", "randomness"},
     "client": MATHS | {"extensions", "federation", "likelihood", "model"},
     "predict": LEARNING,
     "methods": CONTRACT,  # never engines, data, client, model or runs: they meet in federation

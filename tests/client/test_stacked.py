@@ -20,13 +20,14 @@ from torch.utils.checkpoint import checkpoint
 import bcfl
 from bcfl.belief.gaussian import Gaussian, flat
 from bcfl.client.examples import Examples, pool
-from bcfl.client.score import Evaluation, Question
+from bcfl.client.score import Question
 from bcfl.client.stacked import Stacked
 from bcfl.client.trainer import Job, Training, fit
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
 from bcfl.engines.simulator import Participation, Simulator, find_device
 from bcfl.federation import Jobs
+from bcfl.likelihood.measures import Evaluation
 from bcfl.methods import METHODS as REGISTERED
 from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg

@@ -18,9 +18,6 @@ from bcfl.client.check import check_model
 from bcfl.client.examples import Examples, batches
 from bcfl.client.fisher import exact_fisher
 from bcfl.client.score import (
-    FLOOR,
-    NUM_BINS,
-    evaluate,
     log_likelihoods,
     log_probabilities,
     scoring_rows,
@@ -28,6 +25,7 @@ from bcfl.client.score import (
     total_log_likelihood,
 )
 from bcfl.client.trainer import Alone, Job, Training, _descend, fit, proximal_pull
+from bcfl.likelihood.measures import FLOOR, NUM_BINS, evaluate
 from bcfl.model.flat import LARGE, FlatModel, build
 from bcfl.randomness import generator
 

@@ -305,9 +305,9 @@ def wrapped(confusion: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        *((name, lambda values: values + 1000) for name in ("confusion", "calibration", "brier", "log-likelihood")),
+        *((name, lambda values: values + 1000) for name in ("confusion", "calibration", "sums", "values")),
         ("confusion", wrapped),
-        ("log-likelihood", lambda values: values * 1e300),
+        ("sums", lambda values: values * 1e300),
         ("calibration", lambda values: values * [1, 1e9, 1]),
         ("calibration", lambda values: values * [1, 1, 1e9]),
     ],

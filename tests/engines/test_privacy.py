@@ -22,11 +22,12 @@ pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from bcfl.client.client import LocalClient, draw_model, layout_of
-from bcfl.client.score import FLOOR, log_likelihoods
+from bcfl.client.score import log_likelihoods
 from bcfl.client.trainer import Training
 from bcfl.engines.flower.client import Respondent
 from bcfl.engines.flower.privacy import LEAST_VARIANCE, Ledger, Privacy, Protection, privacy_from, spent
 from bcfl.engines.flower.wire import to_array
+from bcfl.likelihood.measures import FLOOR
 from bcfl.model.flat import FlatModel, build
 
 ALMOST_NONE = 1e-9  # so little noise that only the clipping shows

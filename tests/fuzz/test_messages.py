@@ -25,7 +25,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from inprocess_grid import InProcessGrid, settings
 
 from bcfl.client.client import is_usable, layout_of
-from bcfl.client.score import FLOOR
 from bcfl.deploy.app import respondent
 from bcfl.engines.flower.answers import (
     Trained,
@@ -35,6 +34,7 @@ from bcfl.engines.flower.answers import (
     read_posteriors,
     read_scores,
 )
+from bcfl.likelihood.measures import FLOOR
 from bcfl.model.flat import FlatModel, build
 from bcfl.runs.settings import Config, parse_config
 from bcfl.runs.stopping import RunStoppedError
@@ -339,7 +339,7 @@ def is_sound_answer(kind: str, content: RecordDict, question: Message) -> bool:
         num_test = values["confusion"].astype(object).sum()
         own = values["calibration"]
         right = (values["confusion"] >= 0).all() and (own >= 0).all() and own[:, 0].sum() == num_test
-        return bool(right and (own <= own[:, :1] * 1.01 + 1e-5).all() and 0 <= values["brier"][0] <= 2.01 * num_test)
+        return bool(right and (own <= own[:, :1] * 1.01 + 1e-5).all() and 0 <= values["sums"][1][0] <= 2.01 * num_test)
     layout = layout_of(FlatModel(build(network, 0)), config_of("fedavg").training)
     variances = [values[n][part] for n in values if n.startswith("mean") for part in layout.variances]
     precisions = [value for name, value in values.items() if name.startswith("precision")]

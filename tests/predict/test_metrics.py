@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score, confusion_matrix, f1_score
 
-from bcfl.client.score import Evaluation
+from bcfl.likelihood.measures import Evaluation
 from bcfl.predict.metrics import (
     agreement,
     calibration_error,
@@ -24,7 +24,8 @@ def evaluation(true: list[int], predicted: list[int], log_likelihood: float = 0.
     calibration[7] = torch.tensor(
         [len(true), 0.5 * len(true), sum(t == p for t, p in zip(true, predicted, strict=True))]
     )
-    return Evaluation(confusion, log_likelihood, calibration, 0.3 * len(true))
+    sums = {"log_likelihood": (log_likelihood, log_likelihood**2), "brier": (0.3 * len(true), 0.09 * len(true))}
+    return Evaluation(len(true), sums, {}, {"confusion": confusion, "calibration": calibration})
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,7 +9,8 @@ from federation_fixtures import NUM_CLASSES, NUM_FEATURES, examples_of, network
 from torch import Tensor, nn
 
 from bcfl.belief.gaussian import Gaussian, sample
-from bcfl.client.score import evaluate, last_layer_scores, log_mixture, log_probabilities
+from bcfl.client.score import last_layer_scores, log_probabilities
+from bcfl.likelihood.measures import evaluate, log_mixture
 from bcfl.model.flat import FlatModel, build
 from bcfl.predict.mixtures import (
     accuracy_at_coverage,

@@ -123,7 +123,7 @@ def test_temperature_and_prior_are_as_told(result: bcfl.Result) -> None:
             "y holds the label 2, the run's model tells 2 classes apart, 0 to 1",
         ),
         (torch.ones(3, 2), torch.tensor([0, -1, 0]), "y holds the negative label -1"),
-        (torch.ones(3, 2), torch.tensor([0.0, 1.0, 0.0]), "y must be one row of integer labels"),
+        (torch.ones(3, 2), torch.tensor([0.0, 1.5, 0.0]), "y must be one row of integer labels"),
         (torch.ones(3, 2), torch.tensor([0, 1]), "x has 3 rows but y has 2"),
         (torch.ones(3, 5), torch.tensor([0, 1, 0]), r"does not accept inputs of shape \(5,\)"),
         (torch.full((1, 2), torch.nan), torch.tensor([0]), "x holds values that are not finite"),

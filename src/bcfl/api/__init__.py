@@ -1,16 +1,18 @@
 """The Python door: any torch model, any clients, one call."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import gathered
 from bcfl.data.tables import Table
+from bcfl.likelihood import AUTO, Likelihood, Own, attach
 from bcfl.model.flat import ModelFactory
 from bcfl.runs.loop import is_unfinished, load_result, prolong, resume, start
 from bcfl.runs.observers import Observer
@@ -31,6 +33,7 @@ def train(
     seed: int = 0,
     training: Training | Mapping[str, Any] | None = None,
     clients_per_round: float = 1.0,
+    likelihood: str | Likelihood | Callable[[Tensor, Tensor], Tensor] = AUTO,
     experiment: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     go_on_from: str | Path | None = None,
@@ -47,6 +50,10 @@ def train(
     a list, or a mapping from name to client; each client is (x, y) or (x, y, x_test, y_test) in tensors or arrays, a
     mapping with those keys and perhaps `group`, a torch Dataset of (x, y) items, or a pair (train Dataset, test
     Dataset). `bcfl.table` makes them of a frame that has a column of sites.
+
+    `likelihood` says what y is: a name, perhaps with options ("poisson", "normal(scale=network)"), what
+    `bcfl.likelihood.of` returns, or any function (output, y) -> log-probability of each example. By itself it is found
+    where y leaves no doubt: whole numbers are classes, real numbers have normal noise.
 
     `method` is one of `bcfl list methods`; `options` are its own, such as num_clusters=4, and any settings of
     [training] and [experiment] by their names, such as local_steps=20 or evaluate_every=5; several at once may be given
@@ -66,14 +73,19 @@ def train(
         "method": {"name": method},
     }
     name = _named(model, clients)
+    told = _told(likelihood, model)
     by = {"name": name} if name else _FROM_PYTHON
-    config = written_config({"data": _FROM_PYTHON, "model": by, **_placed(options, sections)})
+    config = written_config({"data": {**_FROM_PYTHON, "likelihood": told}, "model": by, **_placed(options, sections)})
     if num_workers is not None and not (isinstance(num_workers, Integral) and num_workers >= 1):
         raise ValueError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
     folder = None if out is None else Path(out)
     followed_by = [*observers, *([LiveProgress(lines=False)] if progress else [])]
     how: dict[str, Any] = {"num_workers": num_workers, "device": str(device), "observers": followed_by}
-    own: dict[str, Any] = {"clients": gathered(clients), "factory": None if name else model, **how}
+    own: dict[str, Any] = {
+        "clients": gathered(clients),
+        "factory": None if name else _with_own(model, likelihood),
+        **how,
+    }
     if go_on_from is not None:
         if folder is None:
             raise ValueError("go_on_from needs out, a new folder for the longer run")
@@ -89,6 +101,24 @@ def _named(model: ModelFactory | str | None, clients: Any) -> str | None:
     if model is None and not isinstance(clients, Table):
         raise ValueError("model must be given: only a table (bcfl.table) has one by default")
     return "table" if model is None else model if isinstance(model, str) else None
+
+
+def _told(likelihood: Any, model: Any) -> str:
+    """The likelihood as the setting's text; one of the user's own has none."""
+    if isinstance(likelihood, str):
+        return likelihood
+    if isinstance(likelihood, Likelihood) and not isinstance(likelihood.family, Own):
+        return likelihood.spec
+    if model is None or isinstance(model, str):
+        raise ValueError("likelihood: a function of one's own goes with a model of one's own, a function that makes it")
+    return FROM_PYTHON
+
+
+def _with_own(model: Any, likelihood: Any) -> ModelFactory:
+    """The model, with a likelihood that is the user's own function attached to it."""
+    if isinstance(likelihood, str) or (isinstance(likelihood, Likelihood) and not isinstance(likelihood.family, Own)):
+        return model
+    return attach(model, likelihood if isinstance(likelihood, Likelihood) else Likelihood(Own(likelihood)))
 
 
 def _placed(options: Mapping[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +143,12 @@ def _section(name: str, parameters: Mapping[str, Any], further: Any) -> Any:
     return {**further, **parameters}
 
 
-def load(path: str | Path, model: ModelFactory | None = None) -> Result:
-    """The result of a run that was kept in a folder; `model` is needed only if the run was given one."""
+def load(
+    path: str | Path,
+    model: ModelFactory | None = None,
+    likelihood: Likelihood | Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Result:
+    """The result of a run that was kept in a folder; `model` and `likelihood` only if the run was given its own."""
+    if model is not None and likelihood is not None:
+        model = _with_own(model, likelihood)
     return load_result(Path(path), model)

@@ -6,20 +6,27 @@ import torch
 from torch import Tensor
 
 from bcfl.client.examples import Examples
+from bcfl.likelihood import Likelihood
 from bcfl.model.flat import FlatModel
 
 WANTS_INDICES = re.compile(r"(?=.*\bind(ex|ices)\b).*\b(long(tensor)?|int64)\b", re.IGNORECASE)  # as torch says it
 
 
 def check_model(
-    model: FlatModel, examples: Examples, num_classes: int, *, batch_size: int = 2, predicts_only: bool = False
+    model: FlatModel,
+    examples: Examples,
+    num_classes: int,
+    *,
+    batch_size: int = 2,
+    predicts_only: bool = False,
+    has_targets: bool = True,
 ) -> tuple[int, bool]:
-    """The number of classes the model tells apart, and whether training draws from torch's global generator.
+    """How many outputs the model has, classes as a rule, and whether training draws from torch's global generator.
 
     Such draws cannot be told apart between threads, so an engine must then train in one thread. Raises if the model
     does not fit the data: it is tried on a batch as in training, or in evaluation mode if it only predicts.
     """
-    x, _ = examples.batch(torch.arange(min(batch_size, len(examples))))
+    x, y = examples.batch(torch.arange(min(batch_size, len(examples))))
     model.seed(torch.Generator())
     model.module.train(not predicts_only)
     before = torch.get_rng_state()
@@ -46,10 +53,34 @@ def check_model(
     torch.set_rng_state(before)
     if not isinstance(output, Tensor):
         raise ValueError(f"model must return a tensor of (example, class) scores, it returned {type(output).__name__}")
-    if output.dim() != 2 or output.shape[0] != len(x) or output.shape[1] < num_classes:
-        raise ValueError(f"model must return (example, class) scores with at least {num_classes} classes, "
-                         f"as the labels need; it returned {tuple(output.shape)} for {len(x)} examples")  # fmt: skip
+    if has_targets or model.likelihood.is_plain:
+        _check_outputs(model.likelihood, output, y, num_classes)
     return output.shape[1], drawn
+
+
+def _check_outputs(likelihood: Likelihood, output: Tensor, y: Tensor, num_classes: int) -> None:
+    """Nothing happens if the likelihood can be told from what the network says of examples with these targets."""
+    if likelihood.is_plain:
+        if output.dim() != 2 or output.shape[0] != len(y) or output.shape[1] < num_classes:
+            raise ValueError(f"model must return (example, class) scores with at least {num_classes} classes, as the "
+                             f"labels need; it returned {tuple(output.shape)} for {len(y)} examples")  # fmt: skip
+        return
+    needed = likelihood.family.num_outputs
+    own = (*output.shape[:-1], output.shape[-1] - likelihood.num_unknowns)
+    told = f"it returned {own} for {len(y)} examples"
+    if needed is not None and (own[-1] != needed or len(own) < 2):
+        raise ValueError(
+            f"model must return {needed} numbers for an example, as likelihood {likelihood.spec} needs; {told}"
+        )
+    try:
+        found = likelihood.log_prob(output, y)
+    except Exception as error:  # outputs that do not go with y, or a likelihood of the user's
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"likelihood {likelihood.name} cannot be taken of the model's output: {told} with y of shape "
+                         f"{tuple(y.shape)} ({reason})") from error  # fmt: skip
+    if tuple(found.shape) != (len(y),):
+        raise ValueError(f"likelihood {likelihood.name} must give one log-probability for an example, it gave "
+                         f"{tuple(found.shape)} for {len(y)}; {told}")  # fmt: skip
 
 
 def _accepts(model: FlatModel, x: Tensor) -> bool:

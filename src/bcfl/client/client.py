@@ -11,17 +11,16 @@ from torch import Tensor
 from bcfl.belief.gaussian import Gaussian, distinct, temper
 from bcfl.client.examples import Examples
 from bcfl.client.score import (
-    Evaluation,
     Question,
     Summary,
-    evaluate,
-    log_mixture,
     scoring_rows,
     total_log_likelihood,
 )
 from bcfl.client.trainer import Job, Network, Trained, Training, fit
 from bcfl.extensions.racing import Stakes, moments, race
 from bcfl.federation import num_held_out
+from bcfl.likelihood import CATEGORICAL, Likelihood
+from bcfl.likelihood.measures import Evaluation, measured
 from bcfl.model.flat import FlatModel, ModelFactory, SharedModels, build
 from bcfl.randomness import generator
 
@@ -39,6 +38,7 @@ class Layout:
     variances: tuple[slice, ...]  # where BatchNorm's running variances are
     shapes: tuple[str, ...]  # of parameters and statistics, in their order: "100×50"
     layers: tuple[str, ...]  # what the network is made of: see bcfl.model.architecture
+    likelihood: Likelihood = CATEGORICAL
 
     @property
     def length(self) -> int:
@@ -64,7 +64,7 @@ def layout_of(model: FlatModel, training: Training) -> Layout:
     carried = model.num_parameters if training.momentum_state == "belief" else 0
     num_statistics = model.num_statistics + carried
     sizes = model.num_parameters, model.num_last_layer, len(model.vector), num_statistics
-    return Layout(*sizes, model.variances, model.shapes, model.layers)
+    return Layout(*sizes, model.variances, model.shapes, model.layers, model.likelihood)
 
 
 def draw_model(factory: ModelFactory, layout: Layout, seed: int, *path: int) -> Tensor:
@@ -252,10 +252,10 @@ def evaluations(
 ) -> list[Evaluation | None]:
     """How the mixture of each client's models, often a single one, does on its test data; None if it has none."""
     tested = [(client, models, log_weight) for client, models, log_weight in asked if len(client.test)]
-    found = network.log_probabilities([client.test_question(models) for client, models, _ in tested])
+    found = network.outputs([client.test_question(models) for client, models, _ in tested])
     done = {
-        client.index: evaluate(log_mixture(log_p, log_weight), client.test.y[client.test.index], num_classes)
-        for (client, _, log_weight), log_p in zip(tested, found, strict=True)
+        client.index: measured(network.likelihood, said, log_weight, client.test.y[client.test.index], num_classes)
+        for (client, _, log_weight), said in zip(tested, found, strict=True)
     }
     return [done.get(client.index) for client, *_ in asked]
 

@@ -17,6 +17,7 @@ from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bcfl.client.examples import Examples
+from bcfl.likelihood import Likelihood, Unknowns, likelihood_of, mean_loss
 from bcfl.model.flat import FlatModel
 from bcfl.model.functional import call
 from bcfl.model.layout import is_watched
@@ -80,7 +81,7 @@ def _has_closed_form(layer: nn.Module) -> bool:
         return False
     if type(layer) is nn.Conv2d:
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return type(layer) is nn.Linear or (isinstance(layer, _BatchNorm) and layer.track_running_stats)
+    return type(layer) in (nn.Linear, Unknowns) or (isinstance(layer, _BatchNorm) and layer.track_running_stats)
 
 
 def _by_layer(model: FlatModel, examples: Examples, rows: Tensor, fisher: Tensor) -> None:
@@ -111,7 +112,7 @@ def squares_by_layer(module: nn.Module, forward: Forward, x: Tensor, y: Tensor) 
     layers = {name: layer for name, layer in module.named_modules() if _has_closed_form(layer)}
     hooks = [layer.register_forward_hook(partial(watch, name)) for name, layer in layers.items()]
     try:
-        torch.autograd.grad(F.cross_entropy(forward(x), y, reduction="sum"), starts)
+        torch.autograd.grad(_total_loss(likelihood_of(module), forward(x), y), starts)
     finally:
         for hook in hooks:
             hook.remove()
@@ -122,12 +123,19 @@ def squares_by_layer(module: nn.Module, forward: Forward, x: Tensor, y: Tensor) 
             raise ValueError(f"layer {name} does not keep the examples apart")
         for key, parameter in layer._parameters.items():
             if parameter is not None and parameter.requires_grad:
-                yield f"{name}.{key}".lstrip("."), _squares(layer if key == "weight" else None, factor, delta)
+                told_of = delta[..., -parameter.numel() :] if isinstance(layer, Unknowns) else delta
+                yield f"{name}.{key}".lstrip("."), _squares(layer if key == "weight" else None, factor, told_of)
+
+
+def _total_loss(likelihood: Likelihood, output: Tensor, y: Tensor) -> Tensor:
+    if likelihood.is_plain:
+        return F.cross_entropy(output, y, reduction="sum")
+    return -likelihood.log_prob(output, y).sum()
 
 
 def _squares(layer: nn.Module | None, factor: Tensor, delta: Tensor) -> Tensor:
     """Sums over examples of squared gradients of a layer's weight, or (None) of a bias."""
-    if layer is None:
+    if layer is None or isinstance(layer, Unknowns):
         return delta.sum(1).square().sum(0)
     if isinstance(layer, _BatchNorm):
         return (delta * factor).sum(1).square().sum(0)
@@ -148,7 +156,7 @@ def _factor(layer: nn.Module, x: Tensor) -> Tensor:
 
 def _by_place(tensor: Tensor, layer: nn.Module) -> Tensor:
     """(example, place, channel) of the input or the output of a layer."""
-    if isinstance(layer, nn.Linear):
+    if isinstance(layer, nn.Linear | Unknowns):
         return tensor.reshape(len(tensor), -1, tensor.shape[-1])
     return tensor.reshape(len(tensor), tensor.shape[1], -1).mT
 
@@ -159,7 +167,7 @@ def _stacked(model: FlatModel, examples: Examples, rows: Tensor, fisher: Tensor)
     rest = {name: p.detach() for name, p in named.items() if not p.requires_grad} | dict(model.module.named_buffers())
 
     def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(call(model.module, values | rest, x[None]), y[None])
+        return mean_loss(model.likelihood, call(model.module, values | rest, x[None]), y[None])
 
     per_example = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     views = model.parameter_views(fisher)
@@ -171,5 +179,5 @@ def _stacked(model: FlatModel, examples: Examples, rows: Tensor, fisher: Tensor)
 def _one_by_one(model: FlatModel, examples: Examples, rows: Tensor, fisher: Tensor) -> None:
     for row in rows.split(1):
         x, y = examples.batch(row)
-        for part, gradient in model.gradients(F.cross_entropy(model.module(x), y)):
+        for part, gradient in model.gradients(mean_loss(model.likelihood, model.module(x), y)):
             fisher[part].addcmul_(gradient, gradient, value=1 / len(rows))

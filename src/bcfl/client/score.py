@@ -9,11 +9,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client.examples import Examples
+from bcfl.likelihood.measures import floored
 from bcfl.model.flat import FlatModel
 
 STATISTICS_CHUNK = 512  # examples per pass from which BatchNorm takes statistics: of few they would be noisy
-NUM_BINS = 15  # of the calibration table
-FLOOR = -1e6  # the least log-likelihood of an example: an overflow in the network must not become a score of NaN
 
 
 @dataclass(frozen=True)
@@ -27,16 +26,7 @@ class Question:
 
 def log_likelihoods(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
     """log p(y|x) of each chosen example under each model, in evaluation mode."""  # (model, example)
-
-    def of_labels(scores: Tensor, y: Tensor) -> Tensor:
-        return scores.log_softmax(2).gather(2, y.expand(len(scores), -1)[..., None])[..., 0]
-
-    return floored(_predicted(model, vectors, examples, rows, of_labels))
-
-
-def floored(log_p: Tensor) -> Tensor:
-    """Log-likelihoods with the least that an example may have for those below it and for NaN."""
-    return log_p.nan_to_num(nan=FLOOR).clamp(min=FLOOR)
+    return floored(_predicted(model, vectors, examples, rows, model.likelihood.of_models))
 
 
 Summary = Callable[[Tensor, int], Tensor]  # (model, example) log-likelihoods, the client's examples -> (model,)
@@ -59,26 +49,9 @@ def scoring_rows(num_examples: int, max_examples: int | None, generator: torch.G
     return torch.randperm(num_examples, generator=generator)[:max_examples]
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Everything that the metrics of one client are computed from."""
-
-    confusion: Tensor  # (true class, predicted class) int64
-    log_likelihood: float  # summed over the client's test examples
-    calibration: Tensor  # (bin, [examples, sum of confidence, correct]) float64
-    brier: float  # Σ (p − 1[y])² over classes, summed over the client's test examples
-
-
-def evaluate(log_p: Tensor, y: Tensor, num_classes: int) -> Evaluation:
-    """How predictions log p(class|x) do on examples with these labels."""  # (example, class), (example,)
-    p, predicted = log_p.double().exp(), log_p.argmax(1)
-    confidence, likelihood = p.amax(1), log_p.gather(1, y[:, None]).double()
-    return Evaluation(
-        torch.bincount(y * num_classes + predicted, minlength=num_classes**2).view(num_classes, num_classes),
-        float(likelihood.sum()),
-        calibration_table(confidence, predicted == y),
-        float(p.square().sum() - 2 * likelihood.exp().sum() + len(y)),
-    )
+def outputs(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
+    """What each model says of the chosen examples, in evaluation mode."""  # (model, example, ...)
+    return _predicted(model, vectors, examples, rows, lambda scores, _: scores)
 
 
 def log_probabilities(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
@@ -161,18 +134,3 @@ def last_layer_scores(model: FlatModel, belief: Gaussian, examples: Examples, ro
     finally:
         watch.remove()
     return torch.cat(means), torch.cat(variances)
-
-
-def log_mixture(log_p: Tensor, log_weight: Tensor) -> Tensor:
-    """log Σ_m weight_m p_m: the prediction of a mixture; of a single model, to the bit its own."""
-    if len(log_p) == 1:
-        return log_p[0]
-    weighted = log_p.double() + log_weight.double().view(-1, *[1] * (log_p.dim() - 1))
-    return weighted.logsumexp(0).to(log_p.dtype)  # (model, ...) -> (...)
-
-
-def calibration_table(confidence: Tensor, correct: Tensor) -> Tensor:
-    """How many examples fall into each bin of confidence, with what confidence in sum, and how many are correct."""
-    bins = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
-    rows = torch.stack([torch.ones_like(confidence), confidence, correct.double()], 1).double()
-    return torch.zeros(NUM_BINS, 3, dtype=torch.float64).index_add(0, bins, rows)  # (bin, [examples, sum, correct])

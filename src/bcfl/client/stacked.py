@@ -14,15 +14,15 @@ from functools import partial
 from itertools import islice
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bcfl.client import fisher
 from bcfl.client.examples import CHUNK, Examples
 from bcfl.client.kernels import Kernels, tried_kernels
-from bcfl.client.score import Question, floored
+from bcfl.client.score import Question
 from bcfl.client.trainer import Job, Training, fisher_rows
+from bcfl.likelihood.measures import floored
 from bcfl.model.flat import FlatModel
 from bcfl.model.vmapped import VmappedModel
 
@@ -48,6 +48,7 @@ class Stacked:
     ):
         self.device, self._template = device, model
         self.num_parameters, self.length = model.num_parameters, len(model.vector)
+        self.likelihood = model.likelihood
         # The data are on the device once and for all. The clients' pools are kept too, so that no other gets their id.
         self._pools = {id(held.x): (held, held.x.to(device), held.y.to(device)) for held in examples}
         self._kernels = None if draws_globally else tried_kernels(model, examples[0])
@@ -149,16 +150,13 @@ class Stacked:
 
     def log_likelihoods(self, questions: Sequence[Question]) -> list[Tensor]:
         found = []
-        for asked, outputs in zip(questions, self._outputs(questions), strict=True):
-            y = asked.examples.y[asked.examples.index[asked.rows]].expand(len(asked.vectors), -1)
-            found.append(floored(-F.cross_entropy(outputs.movedim(2, 1), y, reduction="none")))
+        for asked, outputs in zip(questions, self.outputs(questions), strict=True):
+            y = asked.examples.y[asked.examples.index[asked.rows]]
+            found.append(floored(self.likelihood.of_models(outputs, y)))
         return found
 
-    def log_probabilities(self, questions: Sequence[Question]) -> list[Tensor]:
-        return [floored(outputs.log_softmax(2)) for outputs in self._outputs(questions)]
-
-    def _outputs(self, questions: Sequence[Question]) -> list[Tensor]:
-        """The models' outputs on each question's examples, on the CPU: (model, example, class).
+    def outputs(self, questions: Sequence[Question]) -> list[Tensor]:
+        """The models' outputs on each question's examples, on the CPU: (model, example, ...).
 
         As a rule examples do not touch each other in evaluation mode: all that a model is asked about is one batch.
         """

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian, blocks, distinct
 from bcfl.client.examples import Examples, batches
 from bcfl.client.fisher import exact_fisher
-from bcfl.client.score import Question, log_likelihoods, log_probabilities
+from bcfl.client.score import Question, log_likelihoods, outputs
+from bcfl.likelihood import Likelihood, mean_loss
 from bcfl.model.flat import LARGE, FlatModel, ModelFactory, build
 
 
@@ -96,6 +96,7 @@ class Network(Protocol):
     at_a_time: int  # how many jobs or questions
     num_parameters: int
     length: int  # of the parameters and statistics
+    likelihood: Likelihood
 
     def rows(self, vectors: Sequence[Tensor]) -> Tensor:
         """The vectors of jobs side by side, where the network computes."""  # (job, number)
@@ -117,8 +118,8 @@ class Network(Protocol):
         """log p(y|x) of each chosen example under each model, in evaluation mode."""  # (model, example) each
         ...
 
-    def log_probabilities(self, questions: Sequence[Question]) -> list[Tensor]:
-        """log p(class|x) of the chosen examples under each model, in evaluation mode."""  # (model, example, class)
+    def outputs(self, questions: Sequence[Question]) -> list[Tensor]:
+        """What each model says of the chosen examples, in evaluation mode."""  # (model, example, ...) each
         ...
 
 
@@ -233,6 +234,7 @@ class Alone:
 
     def __init__(self, model: FlatModel):
         self.model, self.num_parameters, self.length = model, model.num_parameters, len(model.vector)
+        self.likelihood = model.likelihood
 
     def rows(self, vectors: Sequence[Tensor]) -> Tensor:
         return vectors[0][None]
@@ -246,7 +248,7 @@ class Alone:
 
     def gradients(self, jobs: Sequence[Job], rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
         x, y = jobs[0].examples.batch(rows[0])
-        for part, gradient in self.model.gradients(F.cross_entropy(self.model.module(x), y)):
+        for part, gradient in self.model.gradients(mean_loss(self.likelihood, self.model.module(x), y)):
             yield part, gradient[None]
 
     def exact_fisher(self, jobs: Sequence[Job]) -> Tensor:
@@ -256,8 +258,8 @@ class Alone:
     def log_likelihoods(self, questions: Sequence[Question]) -> list[Tensor]:
         return [log_likelihoods(self.model, q.vectors, q.examples, q.rows) for q in questions]
 
-    def log_probabilities(self, questions: Sequence[Question]) -> list[Tensor]:
-        return [log_probabilities(self.model, q.vectors, q.examples, q.rows) for q in questions]
+    def outputs(self, questions: Sequence[Question]) -> list[Tensor]:
+        return [outputs(self.model, q.vectors, q.examples, q.rows) for q in questions]
 
 
 def alone(factory: ModelFactory, seed: int) -> Alone:

@@ -20,6 +20,7 @@ from torch import Tensor
 from bcfl.data.datasets import Dataset
 from bcfl.data.split_file import Ints, read_split
 from bcfl.data.tables import Form
+from bcfl.likelihood import CATEGORICAL, Likelihood
 from bcfl.randomness import numpy_generator
 
 Floats = npt.NDArray[np.float64]
@@ -63,6 +64,7 @@ class FederatedData:
     drift: Drift | None = None
     names: tuple[str, ...] | None = None  # (client,) where clients have names
     form: Form | None = None  # how rows of a table become examples, where the clients are a table's sites
+    likelihood: Likelihood = CATEGORICAL  # what y is
 
     @property
     def num_clients(self) -> int:

@@ -31,10 +31,11 @@ from bcfl.engines.flower import FlowerEngine, Respondent, Terms
 from bcfl.engines.flower.exchange import Exchange
 from bcfl.engines.flower.privacy import Ledger, Protection, privacy_from, spent
 from bcfl.engines.flower.wire import name_in
+from bcfl.likelihood import AUTO, CATEGORICAL, attach
 from bcfl.model.flat import FlatModel, build
 from bcfl.runs.loop import is_unfinished, run_on
 from bcfl.runs.observers import Observer
-from bcfl.runs.problem import Problem, load_data, method_for, model_factory, users_function
+from bcfl.runs.problem import Problem, load_data, method_for, model_factory, own_likelihood, users_function
 from bcfl.runs.settings import Config, apply_override, load_named_plugin, parse_config, parse_section, set_value
 from bcfl.runs.store import RunFolder, refuse_if_full
 
@@ -78,13 +79,16 @@ def serve(grid: Grid, context: Context) -> None:
             return
         if not is_unfinished(out, config):  # before the engine waits for the clients
             refuse_if_full(folder, config.as_dict())
-        method = method_for(config, terms.num_clients)
+        likelihood = own_likelihood(config.data.likelihood) or CATEGORICAL
+        method = method_for(config, terms.num_clients, likelihood)
         experiment = config.experiment
-        factory, participation = model_factory(config), experiment.participation()
+        factory, participation = attach(model_factory(config), likelihood), experiment.participation()
         engine = FlowerEngine(grid, factory, config.training, experiment.seed, participation, terms)
         split = RemoteSplit(terms.num_clients, f"{terms.num_clients} remote clients", engine.group_in)
         # No command may take what `data` names for the data of this run: nobody has all of them.
         known: dict[str, Any] = {"deployed": True, "num_clients": terms.num_clients, "group": _groups(engine, 0)}
+        if likelihood != CATEGORICAL:
+            known["likelihood"] = likelihood.spec
         drift_round = config.data.drift_round
         if drift_round is not None:
             group = _groups(engine, drift_round)
@@ -163,7 +167,12 @@ def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tupl
         return train, Examples(x_test, data.y_test, data.test_of[client], images)
 
     train, test = held_by(own)
-    model = FlatModel(build(model_factory(config), config.experiment.seed, "probe"))
+    likelihood = own_likelihood(config.data.likelihood) or CATEGORICAL
+    said = data.likelihood if config.data.likelihood == AUTO else likelihood.fitted(data.y_train)
+    if said != likelihood:
+        raise ValueError("data.likelihood must be told in full in a federation, where nobody sees all y: for this "
+                         f"client's it would be {said.spec}")  # fmt: skip
+    model = FlatModel(build(attach(model_factory(config), likelihood), config.experiment.seed, "probe"))
     num_classes, draws_globally = check_model(model, train, data.num_classes, batch_size=config.training.batch_size)
     who = LocalClient(index, train, test, config.training, config.experiment.seed, draws_globally)
     group = None if data.group is None else int(data.group[own])

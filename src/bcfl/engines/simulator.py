@@ -29,7 +29,7 @@ from bcfl.client.client import (
     wanted_models,
 )
 from bcfl.client.examples import Examples, pool
-from bcfl.client.score import Evaluation, Summary, share_explained, total_log_likelihood
+from bcfl.client.score import Summary, share_explained, total_log_likelihood
 from bcfl.client.stacked import Stacked
 from bcfl.client.together import Together, jobs_together
 from bcfl.client.trainer import Network, Training, alone
@@ -37,6 +37,7 @@ from bcfl.data.partition import FederatedData
 from bcfl.engines.heap import give_back_memory, keep_blocks, keep_freed_memory
 from bcfl.engines.workers import Workers
 from bcfl.federation import Choice, Jobs, Mixture, Work
+from bcfl.likelihood.measures import Evaluation
 from bcfl.model.flat import FlatModel, ModelFactory, SharedModels, build
 from bcfl.randomness import numpy_generator
 

@@ -16,22 +16,29 @@ all that is said here includes them. A plain categorical likelihood attaches not
 Every function takes leading dimensions: output (..., example, output), y (example, ...).
 """
 
-from bcfl.likelihood.attached import Attached, attach, likelihood_of
+from bcfl.likelihood.attached import Attached, Unknowns, attach, likelihood_of, network_of
 from bcfl.likelihood.contract import EXTRAS, PER, Family, Likelihood, mean_loss
-from bcfl.likelihood.registry import CATEGORICAL, FAMILIES, choose, of, parse
+from bcfl.likelihood.own import OWN, Own
+from bcfl.likelihood.registry import AUTO, CATEGORICAL, FAMILIES, choose, given, of, parse
 
 __all__ = [
+    "AUTO",
     "CATEGORICAL",
     "EXTRAS",
     "FAMILIES",
+    "OWN",
     "PER",
     "Attached",
     "Family",
     "Likelihood",
+    "Own",
+    "Unknowns",
     "attach",
     "choose",
+    "given",
     "likelihood_of",
     "mean_loss",
+    "network_of",
     "of",
     "parse",
 ]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from bcfl.likelihood.contract import Likelihood
+from bcfl.likelihood.own import Own
 from bcfl.likelihood.registry import CATEGORICAL
 
 
@@ -49,13 +50,24 @@ class Attached(nn.Module):
 
 def attach(factory: Callable[[], nn.Module], likelihood: Likelihood) -> Callable[[], nn.Module]:
     """A factory of the same networks with this likelihood; the factory itself, where it is plainly categorical."""
-    if likelihood == CATEGORICAL:
+    if (
+        likelihood == CATEGORICAL
+        or likelihood == Likelihood(Own())
+        or isinstance(factory, nn.Module)
+        or not callable(factory)
+    ):  # which will be refused
         return factory
 
     def attached() -> nn.Module:
-        return Attached(factory(), likelihood)
+        network = factory()
+        return Attached(network, likelihood) if isinstance(network, nn.Module) else network
 
     return attached
+
+
+def network_of(module: nn.Module) -> nn.Module:
+    """The user's own network, without what was attached."""
+    return module.network if isinstance(module, Attached) else module
 
 
 def likelihood_of(module: nn.Module) -> Likelihood:

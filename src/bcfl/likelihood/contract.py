@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bcfl.likelihood.classes import Categorical
+from bcfl.likelihood.own import Own
 
 EXTRAS = ("weight", "offset", "exposure")  # what further columns of y may be
 PER = ("all", "cluster")  # whose the unknowns are
@@ -22,6 +23,7 @@ class Family(Protocol):
 
     name: ClassVar[str]
     discrete: ClassVar[bool]  # whether log p is never above 0
+    kind: ClassVar[str]  # what is measured: see `measures`
     shifted_by: ClassVar[tuple[str, ...]]  # of offset and exposure, what it can take: both add to the first output
 
     @property
@@ -85,6 +87,11 @@ class Likelihood:
         return isinstance(self.family, Categorical) and self.family.class_weight is None and not self.extras
 
     @property
+    def discrete(self) -> bool:
+        """Whether no log-likelihood is above 0."""
+        return self.family.discrete
+
+    @property
     def num_unknowns(self) -> int:
         return len(self.family.initial())
 
@@ -144,6 +151,12 @@ class Likelihood:
         target, extra = self.parted(y)
         log_p = self.family.log_prob(self.shifted(output, extra), target)
         return log_p * extra["weight"] if "weight" in extra else log_p
+
+    def of_models(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The same of the outputs of several models, also where a function of the user's takes only one."""
+        if isinstance(self.family, Own):
+            return torch.stack([self.log_prob(output, y) for output in outputs])
+        return self.log_prob(outputs, y)  # (model, example)
 
     def information(self, output: Tensor, y: Tensor) -> Tensor:
         """weight · the Fisher information of each example's network outputs (generalised Gauss-Newton)."""

@@ -7,19 +7,30 @@ from typing import Any
 
 from torch import Tensor
 
-from bcfl.likelihood.classes import Bernoulli, Categorical
+from bcfl.likelihood.classes import Bernoulli, Categorical, Ordinal
 from bcfl.likelihood.contract import Family, Likelihood
-from bcfl.likelihood.counts import Poisson
-from bcfl.likelihood.real import Normal
+from bcfl.likelihood.counts import NegativeBinomial, Poisson
+from bcfl.likelihood.fields import Pixels, Tokens
+from bcfl.likelihood.real import Normal, Quantile, StudentT
+from bcfl.likelihood.times import Hazard, LogNormal, Weibull
 
-FAMILIES: dict[str, type[Any]] = {family.name: family for family in (Categorical, Bernoulli, Normal, Poisson)}
+FAMILIES: dict[str, type[Any]] = {
+    family.name: family
+    for family in (
+        *(Categorical, Bernoulli, Ordinal, Normal, StudentT, Quantile, Poisson, NegativeBinomial),
+        *(Weibull, LogNormal, Hazard, Pixels, Tokens),
+    )
+}
+ALIASES = {"censored": "weibull"}
 CATEGORICAL = Likelihood(Categorical())
+AUTO = "auto"  # as a setting: by what y looks like
 OF_ALL = ("extras", "per")
-OF_SEVERAL = ("extras", "class_weight")  # options that are rows: written a+b+c
+OF_SEVERAL = ("extras", "class_weight", "levels", "edges")  # options that are rows: written a+b+c
 
 
 def of(name: str, **options: Any) -> Likelihood:
     """The likelihood of that name with these options: the family's own, and `extras` and `per`."""
+    name = ALIASES.get(name, name)
     if name not in FAMILIES:
         near = difflib.get_close_matches(name, FAMILIES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -60,12 +71,18 @@ def _value(text: str) -> Any:
     return text
 
 
+def given(text: str) -> Likelihood | None:
+    """The likelihood of a setting's text; None of "auto"."""
+    return None if text == AUTO else parse(text)
+
+
 def choose(y: Tensor, who: str = "y") -> Likelihood:
     """The likelihood that suits these targets beyond doubt: whole numbers are classes, real ones normal."""
-    if y.dim() == 1 and y.is_floating_point():
+    if y.dim() == 1 and y.is_floating_point() and bool((y != y.round()).any()):
         return Likelihood(Normal())
-    if y.dim() == 1 and not y.is_complex():
+    if y.dim() == 1 and not y.is_complex() and not (y.is_floating_point() and len(y)):
         return CATEGORICAL
     told = f"y of {str(y.dtype).removeprefix('torch.')}, shape {tuple(y.shape)}"
-    raise ValueError(f"{who}: {told}, may be several things, so say which by likelihood=: bernoulli for rows of yes or"
-                     " no, normal for rows of real values, others for (time, event), pixels or tokens")  # fmt: skip
+    raise ValueError(f"{who}: {told}, may be several things, so say which by likelihood=: bernoulli for rows of "
+                     "yes-or-no labels, normal for real values, poisson for counts, categorical for classes that are "
+                     "written as real numbers, others for (time, event), pixels or tokens")  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from bcfl.likelihood import likelihood_of, network_of
 from bcfl.model.architecture import architecture
 from bcfl.model.layout import Kept, Make, Scores, convolutions_of, is_watched, sparse_inputs_of
 from bcfl.randomness import stream_seed
@@ -77,6 +78,7 @@ class FlatModel:
     def __init__(self, module: nn.Module):
         refuse_unsuited(module)
         self.module, self.layers = module, architecture(module)
+        self.likelihood = likelihood_of(module)
         parameters = list(module.parameters())
         statistics = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
         self._tensors = [*parameters, *statistics]
@@ -308,8 +310,8 @@ def build(factory: ModelFactory, seed: int, *path: int | str) -> nn.Module:
         module = factory()
         if not isinstance(module, nn.Module):
             raise ValueError(f"model factory must return a torch.nn.Module, got {type(module).__name__}")
-        if module in _BUILT:  # workers would train in each other's numbers
+        if network_of(module) in _BUILT:  # workers would train in each other's numbers
             raise ValueError("model factory must return a new module whenever it is called: made anew, or, for methods "
                              "that start from one model, copy.deepcopy(net)")  # fmt: skip
-        _BUILT.add(module)
+        _BUILT.add(network_of(module))
     return module

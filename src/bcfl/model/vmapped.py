@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad, vmap
 
+from bcfl.likelihood import mean_loss
 from bcfl.model.flat import FlatModel, SeededDropout, views
 from bcfl.model.functional import call
 
@@ -78,7 +78,7 @@ class VmappedModel:
 
         def gradient(x: Tensor, y: Tensor) -> tuple[Tensor]:
             def loss(own: Tensor) -> Loss:
-                return F.cross_entropy(self.evaluated(own, statistics, x[None]), y[None]), ()
+                return mean_loss(self.model.likelihood, self.evaluated(own, statistics, x[None]), y[None]), ()
 
             return (self._gradient(loss)(parameters)[0],)
 
@@ -153,7 +153,7 @@ class VmappedModel:
             finally:
                 for dropout in self.model.dropouts:
                     dropout.masks = None
-            return F.cross_entropy(output, y), (torch.cat([*own, statistics[:0]]), *counted)
+            return mean_loss(self.model.likelihood, output, y), (torch.cat([*own, statistics[:0]]), *counted)
 
         gradient, after = self._gradient(loss)(parameters)
         return (gradient, *after)
@@ -216,7 +216,7 @@ class VmappedModel:
         self.model.load(vector)
         self.model.seed(torch.Generator().manual_seed(0))
         self.module.train()
-        for part, piece in self.model.gradients(F.cross_entropy(self.module(x), y)):
+        for part, piece in self.model.gradients(mean_loss(self.model.likelihood, self.module(x), y)):
             gradient[part] = piece
         after = self.model.vector[self.model.num_parameters :].clone()
         self.model.load(vector)

@@ -16,11 +16,8 @@ from bcfl.belief.gaussian import Gaussian
 from bcfl.client.check import check_model
 from bcfl.client.examples import Examples, pool
 from bcfl.client.score import (
-    evaluate,
-    floored,
     last_layer_scores,
     log_likelihoods,
-    log_mixture,
     log_probabilities,
     take_statistics,
     total_log_likelihood,
@@ -28,6 +25,8 @@ from bcfl.client.score import (
 from bcfl.data.arrays import checked
 from bcfl.federation import Hypotheses, Mixture, RoundInfo, Serving, State
 from bcfl.files import write_atomically
+from bcfl.likelihood import CATEGORICAL
+from bcfl.likelihood.measures import evaluate, floored, log_mixture
 from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.predict.metrics import summarise
 from bcfl.predict.mixtures import (
@@ -237,13 +236,15 @@ def module_of(factory: ModelFactory, vector: Tensor) -> nn.Module:
 def examples_of(factory: ModelFactory, x: Any, y: Any) -> Examples:
     """Arrays or tensors as examples that fit the run's model; without labels (None) they count as class 0."""
     count = len(x) if hasattr(x, "__len__") else 0
-    values, labels = checked(x, torch.zeros(count, dtype=torch.int64) if y is None else y, "data")
+    likelihood = _model(factory).likelihood
+    given = (torch.zeros(count, dtype=torch.int64), CATEGORICAL) if y is None else (y, likelihood)
+    values, labels = checked(x, given[0], "data", given[1])
     if not len(labels):
         raise ValueError("data: at least one example is needed")
     pooled, images = pool(values)
     examples = Examples(pooled, labels, torch.arange(len(labels)), images)
-    num_classes, _ = check_model(_model(factory), examples, 1, predicts_only=True)
-    if int(labels.max()) >= num_classes:
+    num_classes, _ = check_model(_model(factory), examples, 1, predicts_only=True, has_targets=y is not None)
+    if likelihood.is_plain and int(labels.max()) >= num_classes:
         raise ValueError(f"data: y holds the label {int(labels.max())}, the run's model tells {num_classes} classes "
                          f"apart, 0 to {num_classes - 1}")  # fmt: skip
     return examples

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bcfl.client.client import Layout
-from bcfl.client.score import Evaluation
 from bcfl.federation import Clients, Mixture, RoundInfo, State, Work
+from bcfl.likelihood.measures import Evaluation
 from bcfl.predict.metrics import follow_drift
 from bcfl.runs.packing import pack, unpack
 from bcfl.runs.problem import Problem, S

@@ -14,6 +14,7 @@ from bcfl.data.partition import FederatedData
 from bcfl.data.scales import remark_on_scales, scales_itself
 from bcfl.engines.simulator import Simulator, find_device
 from bcfl.federation import State
+from bcfl.likelihood import CATEGORICAL, OWN, Likelihood, attach, parse
 from bcfl.methods import method_of
 from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.model.zoo import SIZED
@@ -296,6 +297,7 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
     kept = read_manifest(folder.path)
     sizes = kept.get("sizes")
     factory = factory or model_factory(config, None if sizes is None else (sizes[0], sizes[1]))
+    factory = attach(factory, likelihood_in(folder))
     probe = FlatModel(build(factory, config.experiment.seed, "probe"))
     classes, layout = classes_of(method_of(config.method)), layout_of(probe, config.training)
     state = _sound_state(checkpoint, classes, layout, folder.path)
@@ -312,6 +314,12 @@ def _kept_result(config: Config, folder: RunFolder, checkpoint: Checkpoint, fact
         drift_of(config, placed_in(told), groups),
         Sites.kept(folder.path, kept),
     )
+
+
+def likelihood_in(folder: RunFolder) -> Likelihood:
+    """The likelihood of a kept run."""
+    text = read_manifest(folder.path).get("likelihood", CATEGORICAL.spec)
+    return CATEGORICAL if text == OWN else parse(text)  # one from Python is attached to the model there
 
 
 def _sound_state(checkpoint: Checkpoint, classes: Iterable[type], layout: Layout, path: Path) -> State:

@@ -84,7 +84,8 @@ class Metrics(Observer):
 
     def _evaluated(self, serving: Serving, index: int) -> dict[str, Any]:
         models, shares = serving
-        return summarise(self.course.engine.evaluate(models.mean, shares, index))
+        evaluations = self.course.engine.evaluate(models.mean, shares, index)
+        return summarise(evaluations, self.course.engine.layout.likelihood)
 
 
 def _associations(state: Hypotheses, before: Tensor, group: Tensor | None) -> dict[str, Any]:

@@ -4,20 +4,22 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bcfl.belief.gaussian import Gaussian
 from bcfl.data.arrays import from_arrays, gathered
 from bcfl.data.datasets import DATASETS, load
 from bcfl.data.drift import with_drift
 from bcfl.data.partition import FederatedData, partition
 from bcfl.data.validation import with_validation
 from bcfl.engines.heap import keep_freed_memory
-from bcfl.federation import Clients, Method, RoundInfo, State
+from bcfl.federation import Clients, Hypotheses, Method, RoundInfo, State
+from bcfl.likelihood import CATEGORICAL, Likelihood, Own, attach, given
 from bcfl.methods import load_plugin, method_of
 from bcfl.model.flat import ModelFactory, build
 from bcfl.model.zoo import MODELS, SIZED, look_up
@@ -53,6 +55,7 @@ class Sound:
     name: str
     method: Method
     classes: Sequence[type]  # of which its states are made
+    num_shared: int = 0  # of the first parameters: those that all clusters have in common
 
     def init(self, clients: Clients) -> State:
         state = self.method.init(clients)
@@ -64,7 +67,7 @@ class Sound:
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], RoundInfo)):
             self._refuse_other("round must return (state, RoundInfo)", None, answer)
         self._refuse_other("round must return (state, RoundInfo)", answer[0], answer)
-        return answer
+        return (_with_shared(answer[0], self.num_shared), answer[1]) if self.num_shared else answer
 
     def _refuse_other(self, must: str, state: Any, answer: Any) -> None:
         """Nothing happens if a run can go on with that state, and store it."""
@@ -75,6 +78,24 @@ class Sound:
         known = ", ".join(kind.__name__ for kind in self.classes if hasattr(kind, "serving"))
         raise ValueError(f"method {self.name!r}: {must}, a dataclass with hypotheses and serving() that its "
                          f"annotations name ({known}); it returned {got}")  # fmt: skip
+
+
+def _with_shared(state: State, count: int) -> State:
+    """The same state, but its clusters' models have these first parameters in common: their mean by precision.
+
+    That is by examples where no curvature is learned. What a method keeps beside its hypotheses stays as it is.
+    """
+    hypotheses = state.hypotheses
+    mean, precision = hypotheses.models.mean, hypotheses.models.precision[:, :count].double()
+    total = precision.sum(0)
+    shared = (precision * mean[:, :count].double()).sum(0) / total
+    mean = mean.clone()
+    mean[:, :count] = torch.where(total > 0, shared, mean[:, :count].double().mean(0)).to(mean.dtype)
+    changed = replace(hypotheses, models=Gaussian(mean, hypotheses.models.precision))
+    if isinstance(state, Hypotheses):
+        return changed
+    held = "hypotheses" in {field.name for field in fields(state)}  # type: ignore[arg-type]
+    return replace(state, hypotheses=changed) if held else state  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -97,9 +118,12 @@ def prepare(
     posed = pose(config, data, factory or model_factory(config, sizes_of(data)))
     problem = replace(posed, sites=Sites.of(data))
     own_data, own_model = config.data.factory is not None, config.model.factory is not None
-    if own_data:
+    likelihood = problem.data.likelihood
+    if own_data and likelihood.is_plain:
         _tell_odd_labels(problem.data)
-    if own_data or own_model:
+    elif own_data and config.data.likelihood != likelihood.spec:
+        logger.info(f"likelihood of y: {likelihood.spec}")
+    if (own_data or own_model) and likelihood.is_plain:
         _tell_odd_scores(problem, config.experiment.seed)
     return problem
 
@@ -138,12 +162,12 @@ def set_up_memory(*configs: Config) -> None:
     keep_freed_memory(*(None if config.model.factory else MODELS.get(config.model.name) for config in configs))
 
 
-def pose(config: Config, data: S, factory: ModelFactory) -> Problem[S]:
+def pose(config: Config, data: FederatedData, factory: ModelFactory) -> Problem[FederatedData]:
     """The configured method on these data, if it suits so many clients."""
-    return Problem(data, factory, method_for(config, data.num_clients))
+    return Problem(data, attach(factory, data.likelihood), method_for(config, data.num_clients, data.likelihood))
 
 
-def method_for(config: Config, num_clients: int) -> Sound:
+def method_for(config: Config, num_clients: int, likelihood: Likelihood = CATEGORICAL) -> Sound:
     """The configured method, if it suits so many clients, and whoever joins late is one of them."""
     if "plugin" in config.method:
         load_plugin(config.method["plugin"])
@@ -157,7 +181,8 @@ def method_for(config: Config, num_clients: int) -> Sound:
     _check_joins(config, num_clients)
     if hasattr(method, "check"):  # a method may be particular about how many there are
         method.check(num_clients)
-    return Sound(config.method["name"], method, classes_of(method))
+    num_shared = likelihood.num_unknowns if likelihood.per == "all" else 0
+    return Sound(config.method["name"], method, classes_of(method), num_shared)
 
 
 def _check_joins(config: Config, num_clients: int) -> None:
@@ -173,12 +198,28 @@ def _check_joins(config: Config, num_clients: int) -> None:
 def load_data(config: Config, clients: Iterable[Any] | None = None) -> FederatedData:
     """The configured data, cut into clients, or a user's own clients."""
     set_up_memory(config)  # now: preparing data may start torch's threads
-    data, section = _whole_data(config, clients), config.data
+    section = config.data
+    data = _whole_data(config, clients)
+    if section.factory is None and clients is None and (likelihood := own_likelihood(section.likelihood)) is not None:
+        data = _with_likelihood(data, likelihood)
     if section.validation:
         data = with_validation(data, section.validation, config.experiment.seed)
     if section.drift_round is not None:
         data = with_drift(data, section.drift_round, section.drift_share, split_seed(config))
     return data
+
+
+def own_likelihood(text: str) -> Likelihood | None:
+    """The likelihood that a setting names, None where y is to say it; one from Python comes with the model."""
+    return Likelihood(Own()) if text == FROM_PYTHON else given(text)
+
+
+def _with_likelihood(data: FederatedData, likelihood: Likelihood) -> FederatedData:
+    """The same data, with y as the likelihood has it."""
+    y_train, y_test = likelihood.check(data.y_train, "y"), likelihood.check(data.y_test, "y (test)")
+    fitted = likelihood.fitted(y_train)
+    num_classes = data.num_classes if fitted.is_plain else 0
+    return replace(data, y_train=y_train, y_test=y_test, likelihood=fitted, num_classes=num_classes)
 
 
 def split_seed(config: Config) -> int:
@@ -191,7 +232,7 @@ def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
     if clients is None and section.factory is not None:
         clients = users_function(section.factory, "data.factory", gathered)()
     if clients is not None:
-        return from_arrays(clients)
+        return from_arrays(clients, likelihood=own_likelihood(section.likelihood))
     options = {"rotations": section.rotations, "domains": section.domains}
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     seed = split_seed(config)
@@ -210,7 +251,9 @@ def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
 
 def sizes_of(data: FederatedData) -> tuple[int, int] | None:
     """How many inputs and outputs a network needs for these data; None unless an example is a row of numbers."""
-    return (data.x_train.shape[1], data.num_classes) if data.x_train.dim() == 2 else None
+    if data.x_train.dim() != 2:
+        return None
+    return data.x_train.shape[1], data.num_classes or data.likelihood.family.num_outputs or 1
 
 
 def model_factory(config: Config, sizes: tuple[int, int] | None = None) -> ModelFactory:

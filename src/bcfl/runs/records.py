@@ -99,7 +99,7 @@ def manifest_kinds(found: Any) -> dict[str, Kind]:
         "sizes": or_absent(list_of(whole(1, MOST_EXAMPLES), 2)),
         "num_train": or_absent(list_of(whole(0, MOST_EXAMPLES), clients)),
         "names": or_absent(list_of(TEXT, clients)),
-        **dict.fromkeys(("sha256", "dataset", "partition"), or_absent(TEXT)),
+        **dict.fromkeys(("sha256", "dataset", "partition", "likelihood"), or_absent(TEXT)),
     }
 
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from bcfl.client.trainer import Training
 from bcfl.engines.simulator import Participation
+from bcfl.likelihood import AUTO, given
 
 FROM_PYTHON = "given in Python"  # stands for a factory where a caller brought clients or a model of their own
 
@@ -29,6 +30,12 @@ def _are_joins(joins: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...
     if not (once and all(client >= 0 and first_round >= 1 for client, first_round in joins)):
         raise ValueError("a list of [client, first round ≥ 1], every client once")
     return joins
+
+
+def _is_likelihood(text: str) -> str:
+    if text != FROM_PYTHON:
+        given(text)
+    return text
 
 
 Reference = Annotated[str, AfterValidator(_is_reference)]
@@ -69,6 +76,14 @@ class DataConfig:
         int, Field(ge=1, description="of every client; a draw that gives one fewer is drawn again")
     ] = 10
     min_test_examples: Annotated[int, Field(ge=0, description="as above, of test examples")] = 1
+    likelihood: Annotated[
+        str,
+        AfterValidator(_is_likelihood),
+        Field(
+            description="what y is: poisson, normal(scale=network) …, see docs/likelihoods.md; auto: classes if y are "
+            "whole numbers, normal if they are real"
+        ),
+    ] = AUTO
     rotations: Annotated[
         tuple[int, ...] | None,
         Field(description='of digits, the degrees by which the groups\' images are turned; "none": 0, 90, 180, 270'),

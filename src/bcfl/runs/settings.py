@@ -14,6 +14,7 @@ from typing import Any
 
 from bcfl.client.trainer import Training
 from bcfl.data.datasets import DATASETS, full_name
+from bcfl.likelihood import AUTO
 from bcfl.methods import NEAR, all_options, entry_of, load_plugin, make_method, owners_of
 from bcfl.runs.fields import Setting, named, settings_in, shown
 from bcfl.runs.sections import SECTIONS, DataConfig, ExperimentConfig, ModelConfig
@@ -23,6 +24,7 @@ DEFAULT_METHOD = "bcfl-mh-3"
 # that older runs keep their names and can be resumed.
 YOUNGER: dict[tuple[str, str], Any] = {
     ("data", "drift_round"): None,
+    ("data", "likelihood"): AUTO,
     ("data", "min_test_examples"): 1,
     ("experiment", "joins"): [],
     ("experiment", "together"): None,
@@ -34,10 +36,11 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("method", "variant"): "personal",
 }
 NOT_AS_BEFORE = [("experiment", "together")]  # of the younger ones, those that are not off by default
-WITH_OWN_DATA = {"factory", "seed", "validation", "drift_round", "drift_share"}  # what of [data] a factory leaves open
+# What of [data] a factory leaves open.
+WITH_OWN_DATA = {"factory", "likelihood", "seed", "validation", "drift_round", "drift_share"}
 _EPOCHS = "training is counted in steps of one batch: training.local_steps (an epoch is examples ÷ training.batch_size)"
 NOT_OFFERED = {  # what others call by these names, and what there is instead
-    "loss": "training minimises the cross-entropy of class scores, and there is no other loss",
+    "loss": "training minimises −log p(y | x), which the likelihood of y says: data.likelihood",
     "epochs": _EPOCHS,
     "local_epochs": _EPOCHS,
     "optimizer": "clients train by SGD, with training.learning_rate and training.momentum",

@@ -1,5 +1,6 @@
 """What clients said, once it is found sound: every reader refuses all else with a ValueError in one line."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client.client import Layout
-from bcfl.client.score import FLOOR, NUM_BINS, Evaluation
 from bcfl.engines.flower.wire import (
     DOUBLE,
     FLOAT,
@@ -24,8 +24,12 @@ from bcfl.engines.flower.wire import (
     settings_of,
     whole_number,
 )
+from bcfl.likelihood import Likelihood
+from bcfl.likelihood.measures import FLOOR, VALUES, Evaluation, sums_of, tables_of
 
 MOST_EXAMPLES = 2**31  # of one client: nobody's memory holds more
+LARGEST = 1e30  # of a squared error: beyond it products overflow
+NOT_KNOWN = 2.0  # of a measure that is at most 1, or of its error
 ROUNDING = 1e-3  # relative, of sums in single precision
 
 
@@ -77,12 +81,14 @@ def _read_sizes(said: Mapping[str, Any], first_round: int) -> Sizes:
     return Sizes(*sizes, whole_number(said, "group", -1, 2**20), first_round)
 
 
-def read_scores(ask: Mapping[str, Any], content: RecordDict, num_examples: int) -> tuple[Tensor, ...] | None:
+def read_scores(
+    ask: Mapping[str, Any], content: RecordDict, num_examples: int, discrete: bool = True
+) -> tuple[Tensor, ...] | None:
     """What a client says of its models; None where more of its models are to come first.
 
-    A score is a row of log-likelihoods of discrete labels, so none is above 0; shares sum to one; a look gives mean
-    log-likelihoods and their covariance. No example counts below FLOOR, as none of an honest client does: what is
-    far beyond would drown everybody else's numbers in rounding.
+    A score is a row of log-likelihoods, of discrete targets none above 0, of others bounded; shares sum to one; a look
+    gives mean log-likelihoods and their covariance. No example counts below FLOOR, as none of an honest client does:
+    what is far beyond would drown everybody else's numbers in rounding.
     """
     kind, count, total = ask["kind"], ask["num-models"], ask["total"]
     complete = kind == "score" or ask["first"] + count == total
@@ -97,8 +103,9 @@ def read_scores(ask: Mapping[str, Any], content: RecordDict, num_examples: int) 
         return None
     if kind == "score":
         scores = numbers("scores", count)
-        if float(scores.max()) > 0:
-            raise ValueError("log-likelihoods must be ≤ 0")
+        highest = 0.0 if discrete else -FLOOR * num_examples
+        if float(scores.max()) > highest:
+            raise ValueError(f"log-likelihoods must be ≤ {highest:g}")
         return (scores.clamp(min=FLOOR * num_examples),)
     if kind == "share":
         share = numbers("scores", total)
@@ -106,7 +113,7 @@ def read_scores(ask: Mapping[str, Any], content: RecordDict, num_examples: int) 
             raise ValueError("shares must be ≥ 0 and sum to one")
         return (share,)
     mean, covariance = numbers("mean", total), numbers("covariance", total, total)
-    if float(mean.max()) > 0 or float(covariance.diagonal().min()) < 0:
+    if float(mean.max()) > (0.0 if discrete else -FLOOR) or float(covariance.diagonal().min()) < 0:
         raise ValueError("mean log-likelihoods must be ≤ 0 and their variances ≥ 0")
     if float(mean.min()) < FLOOR or float(covariance.abs().max()) > FLOOR**2:
         raise ValueError(f"mean log-likelihoods must be ≥ {FLOOR:g}, and covariances no larger than that allows")
@@ -157,24 +164,55 @@ def read_posteriors(content: RecordDict, layout: Layout, trained: list[Trained],
     return posteriors
 
 
-def read_evaluation(content: RecordDict, num_classes: int, num_test: int) -> Evaluation:
+def read_evaluation(content: RecordDict, likelihood: Likelihood, num_classes: int, num_test: int) -> Evaluation:
+    """A client's measures of its test data: sums that so many examples can have, values in their bounds, counts."""
     only(content, ("answer",))
-    arrays = arrays_of(content, "answer", ("confusion", "calibration", "log-likelihood", "brier"))
+    kind = likelihood.family.kind
+    shapes, names = tables_of(kind, num_classes), sums_of(kind)
+    arrays = arrays_of(content, "answer", ("sums", "values", *shapes))
+    sums = finite(read_array(arrays.get("sums"), (len(names), 2), DOUBLE, "sums"), "sums")
+    values = finite(read_array(arrays.get("values"), (len(VALUES[kind]), 2), DOUBLE, "values"), "values")
+    values = torch.where(values == NOT_KNOWN, torch.nan, values)
+    tables = {
+        name: read_array(arrays.get(name), shape, INT if name == "confusion" else DOUBLE, name)
+        for name, shape in shapes.items()
+    }
+    found = dict(zip(names, (tuple(row) for row in sums.tolist()), strict=True))
+    for name, (total, squares) in found.items():
+        least, most = _bounds(name, likelihood)
+        if not least * num_test <= total <= most * num_test * (1 + ROUNDING):
+            raise ValueError(f"{name} must be between {least:g} and {most:g} for each of the {num_test} test examples")
+        if not total * total <= squares * num_test * (1 + ROUNDING) + 1e-6:
+            raise ValueError(f"{name}: the squares must add up to no less than the sum allows")
+    for name, (value, error) in zip(VALUES[kind], values.tolist(), strict=True):
+        least = -math.inf if name == "r2" else 0.0
+        if not (math.isnan(value) or least <= value <= 1 + ROUNDING) or error < 0 or math.isinf(value):
+            raise ValueError(f"{name} must be at most 1, and at least {least:g}, and its error not negative")
+    _check_tables(tables, num_test, kind)
+    return Evaluation(num_test, found, dict(zip(VALUES[kind], map(tuple, values.tolist()), strict=True)), tables)
 
-    def one(name: str) -> float:
-        return float(finite(read_array(arrays.get(name), (1,), DOUBLE, name), name))
 
-    confusion = read_array(arrays.get("confusion"), (num_classes, num_classes), INT, "confusion")
-    calibration = finite(read_array(arrays.get("calibration"), (NUM_BINS, 3), DOUBLE, "calibration"), "calibration")
-    total, brier, counted = one("log-likelihood"), one("brier"), calibration[:, :1]
-    if int(confusion.min()) < 0 or int(confusion.max()) > num_test or int(confusion.sum()) != num_test:
-        raise ValueError(f"confusion must count the client's {num_test} test examples")
-    if not FLOOR * num_test <= total <= 0:
-        raise ValueError(f"log-likelihood must be between {FLOOR:g} and 0 for each test example")
-    if float(calibration.min()) < 0 or float(counted.sum()) != num_test:
-        raise ValueError(f"calibration must count the client's {num_test} test examples")
-    if bool((calibration > counted * 1.001 + 1e-6).any()):
-        raise ValueError("calibration: confidence and successes must not be above what is counted")
-    if not 0 <= brier <= 2.001 * num_test:
-        raise ValueError(f"brier must be between 0 and 2 for each of the client's {num_test} test examples")
-    return Evaluation(confusion, total, calibration, brier)
+def _bounds(name: str, likelihood: Likelihood) -> tuple[float, float]:
+    """What a measure of one example can be."""
+    if name == "log_likelihood":
+        return FLOOR, 0.0 if likelihood.discrete else -FLOOR
+    if name == "brier":
+        return 0.0, 2.0
+    return 0.0, 1.0 if name == "correct" or name.startswith("within") else LARGEST
+
+
+def _check_tables(tables: Mapping[str, Tensor], num_test: int, kind: str) -> None:
+    """Nothing happens if the tables count the client's test examples, or the places within them."""
+    if "confusion" in tables:
+        confusion = tables["confusion"]
+        counted = int(confusion.sum()) == num_test if kind == "classes" else True
+        if int(confusion.min()) < 0 or (kind == "classes" and int(confusion.max()) > num_test) or not counted:
+            raise ValueError(f"confusion must count the client's {num_test} test examples")
+    if "calibration" in tables:
+        calibration = finite(tables["calibration"], "calibration")
+        counts = calibration[:, :1]
+        counted = float(counts.sum()) == num_test if kind == "classes" else True
+        if float(calibration.min()) < 0 or not counted:
+            raise ValueError(f"calibration must count the client's {num_test} test examples")
+        if bool((calibration > counts * 1.001 + 1e-6).any()):
+            raise ValueError("calibration: confidence and successes must not be above what is counted")

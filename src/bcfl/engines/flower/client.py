@@ -25,6 +25,7 @@ from bcfl.client.client import (
 )
 from bcfl.client.score import total_log_likelihood
 from bcfl.client.trainer import Alone
+from bcfl.engines.flower.answers import NOT_KNOWN
 from bcfl.engines.flower.privacy import Protection
 from bcfl.engines.flower.wire import (
     FLOAT,
@@ -247,12 +248,13 @@ class Respondent:
         (evaluation,) = evaluations(self.num_classes, [(client, list(vectors), log_weight)], network)
         if evaluation is None:
             raise ValueError("this client has no test data")
+        rows = {"sums": evaluation.sums, "values": evaluation.values}
         answer = {
-            "confusion": to_array(evaluation.confusion),
-            "calibration": to_array(evaluation.calibration),
-            "log-likelihood": to_array(torch.tensor([evaluation.log_likelihood], dtype=torch.float64)),
-            "brier": to_array(torch.tensor([evaluation.brier], dtype=torch.float64)),
-        }
+            name: to_array(
+                torch.tensor(list(of.values()), dtype=torch.float64).reshape(len(of), 2).nan_to_num(NOT_KNOWN)
+            )
+            for name, of in rows.items()
+        } | {name: to_array(table) for name, table in evaluation.tables.items()}
         return RecordDict({"answer": ArrayRecord(answer)})
 
     def _ask(self, content: RecordDict) -> tuple[Mapping[str, Any], int]:

@@ -122,7 +122,8 @@ class FlowerClients:
 
             def read(position: int, content: RecordDict, asks: list[Ask] = asks) -> tuple[Tensor, ...] | None:
                 asked = settings_of(asks[position].content, "ask")
-                return read_scores(asked, content, int(self.num_examples[asks[position].client]))
+                count = int(self.num_examples[asks[position].client])
+                return read_scores(asked, content, count, self.layout.likelihood.discrete)
 
             failed |= {client for client, _ in pairs}
             for position, answer in self.exchange.ask(SCORE, self.round, asks, self.work, read):

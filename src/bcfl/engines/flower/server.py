@@ -8,7 +8,6 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from bcfl.client.client import layout_of
-from bcfl.client.score import Evaluation
 from bcfl.client.trainer import Training
 from bcfl.engines.flower.answers import read_evaluation
 from bcfl.engines.flower.exchange import Exchange, Terms
@@ -17,6 +16,7 @@ from bcfl.engines.flower.roster import Roster
 from bcfl.engines.flower.wire import EVALUATE, to_array
 from bcfl.engines.simulator import Participation
 from bcfl.federation import Mixture, Work
+from bcfl.likelihood.measures import Evaluation
 from bcfl.model.flat import FlatModel, ModelFactory, build
 
 
@@ -70,7 +70,9 @@ class FlowerEngine:
 
         def read(position: int, content: RecordDict) -> Evaluation:
             client = tested[position]
-            return read_evaluation(content, roster.members[client].num_classes, sizes[client].num_test)
+            return read_evaluation(
+                content, self.layout.likelihood, roster.members[client].num_classes, sizes[client].num_test
+            )
 
         evaluations: list[Evaluation | None] = [None] * self.terms.num_clients
         for position, evaluation in self.exchange.ask(EVALUATE, round_index, asks, Work(), read):
