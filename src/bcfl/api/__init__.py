@@ -117,7 +117,8 @@ def _told(likelihood: Any, model: Any) -> str:
 def _with_own(model: Any, likelihood: Any) -> ModelFactory:
     """The model, with a likelihood that is the user's own function attached to it."""
     if isinstance(likelihood, str) or (isinstance(likelihood, Likelihood) and not isinstance(likelihood.family, Own)):
-        return model
+        made: ModelFactory = model
+        return made
     return attach(model, likelihood if isinstance(likelihood, Likelihood) else Likelihood(Own(likelihood)))
 
 
