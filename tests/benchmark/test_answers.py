@@ -62,10 +62,20 @@ def test_honest_times_have_as_many_ends_stated_as_came() -> None:
 def test_a_network_states_what_its_likelihood_says() -> None:
     module = attach(lambda: torch.nn.Linear(1, 1), of("normal"))()
     x, y = torch.randn(20, 1), torch.randn(20)
-    found = answers.answer_of(module, x, y)
+    found = answers.answer_of([(1.0, module)], x, y)
     distribution = torch.distributions.Normal(*[module.distribution(x).loc, module.distribution(x).scale])
     np.testing.assert_allclose(found.log_prob, distribution.log_prob(y).detach(), rtol=1e-5)
     np.testing.assert_allclose(found.below, distribution.cdf(y).detach(), rtol=1e-5)
+
+
+def test_a_mixture_states_the_mean_of_its_parts_probabilities() -> None:
+    one, other = (attach(lambda: torch.nn.Linear(2, 1), of("bernoulli"))() for _ in range(2))
+    x, y = torch.randn(20, 2), torch.randint(2, (20,))
+    found = answers.answer_of([(0.3, one), (0.7, other)], x, y)
+    yes = 0.3 * one(x)[:, 0].sigmoid() + 0.7 * other(x)[:, 0].sigmoid()
+    np.testing.assert_allclose(found.point, yes.detach(), rtol=1e-5)
+    np.testing.assert_allclose(found.log_prob, torch.where(y == 1, yes, 1 - yes).log().detach(), rtol=1e-5)
+    assert found.below is None
 
 
 def test_the_statistician_s_predictions_are_the_conditional_normal_of_all_rows() -> None:

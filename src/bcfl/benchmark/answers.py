@@ -24,16 +24,31 @@ class Answer:
     below: Floats | None = None  # (row,) the probability of no more than what came, for real values and times
 
 
-def answer_of(module: nn.Module, x: Tensor, y: Tensor) -> Answer:
-    """What a network states of these rows, by its likelihood."""
+def answer_of(parts: Sequence[tuple[float, nn.Module]], x: Tensor, y: Tensor) -> Answer:
+    """What a mixture of networks, each with its share, states of these rows by their likelihood."""
+    share = torch.tensor([share for share, _ in parts], dtype=torch.float64)
+    answers = [_stated(module, x, y) for _, module in parts]
+    log_prob, point, below = (
+        None if found[0] is None else torch.stack([one.double() for one in found if one is not None])
+        for found in zip(*answers, strict=True)
+    )
+    assert log_prob is not None
+    assert point is not None
+    return Answer(
+        (log_prob + share.log()[:, None]).logsumexp(0).numpy(),
+        torch.tensordot(share, point, 1).numpy(),
+        None if below is None else (share @ below).numpy(),
+    )
+
+
+def _stated(module: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """log p of what came, the mean, and the probability of no more, by one network."""
     likelihood = likelihood_of(module)
     with torch.no_grad():
         output = module(x)
         distribution = None if likelihood.family.discrete else likelihood.distribution(output)
-        value = y if y.dim() == 1 else y[:, 0]
-        below = None if distribution is None else distribution.cdf(value).double().numpy()
-        log_prob = likelihood.log_prob(output, y).double().numpy()
-        return Answer(log_prob, likelihood.mean(output).double().numpy(), below)
+        below = None if distribution is None else distribution.cdf(y if y.dim() == 1 else y[:, 0])
+        return likelihood.log_prob(output, y), likelihood.mean(output), below
 
 
 def nll_of(answer: Answer) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from bcfl.api import train
 from bcfl.benchmark.answers import Answer, answer_of, calibration_of, measure_of, nll_of
@@ -15,8 +16,11 @@ from bcfl.benchmark.contestants import POOLED, STATISTICIAN, Contestant
 from bcfl.benchmark.measures import mean, pair_calibration
 from bcfl.benchmark.mixed_model import mixed_model
 from bcfl.benchmark.preparation import Federation
+from bcfl.federation import served
 from bcfl.model.zoo import SIZED
+from bcfl.predict.predictors import module_of
 from bcfl.randomness import numpy_generator
+from bcfl.runs.result import Result
 
 POOLED_STEPS = 4  # times as many steps as a site takes, of batches as many times as large
 VALIDATION = 3  # one row in so many of a site's training rows, where options are chosen
@@ -64,12 +68,20 @@ def fit(contestant: Contestant, model: str, data: Federation, setting: Setting, 
         progress=False,
         **told,
     )
+    parts = _serving(result)
     answers = tuple(
-        answer_of(result.predictor(0 if pooled else site), torch.tensor(x), torch.tensor(y))
+        answer_of(parts[0 if pooled else site], torch.tensor(x), torch.tensor(y))
         for site, (x, y) in enumerate(zip(data.x_test, data.y_test, strict=True))
     )
     membership = None if pooled else result.probability.numpy()
     return Fitted(answers, result.summary()["work"], membership)
+
+
+def _serving(result: Result) -> list[list[tuple[float, nn.Module]]]:
+    """For each client the networks that serve it, each with its share."""
+    models, mixtures = served(result.state)
+    modules = [module_of(result.factory, mean) for mean in models.mean]
+    return [[(share, modules[model]) for model, share in mixture.items()] for mixture in mixtures]
 
 
 def tuned(contestant: Contestant, model: str, data: Federation, setting: Setting) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ class Card:
     sites: int
     rows: int
     best: tuple[str, ...]  # contestant and model, by loss, the best first; at most three
-    pictures: tuple[str, ...]
+    pictures: tuple[tuple[str, str], ...]  # each with what it shows
 
 
 def page(records: Sequence[Record]) -> str:
@@ -53,7 +53,8 @@ def _card(task: Task, records: Sequence[Record], found: Sequence[Board]) -> Card
     )  # fmt: skip
     sums: Mapping[str, Any] = frozen()[task.name]
     best = tuple(f"{name} ({loss:.3f})" for loss, name in standing[:3])
-    return Card(task, sums["sites"], sums["rows"], best, tuple(filter(None, _pictures(task, records, found))))
+    pictures = tuple((svg, shown) for svg, shown in _pictures(task, records, found) if svg)
+    return Card(task, sums["sites"], sums["rows"], best, pictures)
 
 
 def _cells(task: Task, found: Sequence[Board]) -> list[tuple[Board, Any, Cell]]:
@@ -61,7 +62,7 @@ def _cells(task: Task, found: Sequence[Board]) -> list[tuple[Board, Any, Cell]]:
     return [(board, row, cell) for board, place in places for row in board.rows if (cell := row.cells[place])]
 
 
-def _pictures(task: Task, records: Sequence[Record], found: Sequence[Board]) -> list[str]:
+def _pictures(task: Task, records: Sequence[Record], found: Sequence[Board]) -> list[tuple[str, str]]:
     """How the others stand to the reference, and what each site gains by it over being alone, by size."""
     board = next((board for board in found if task.name in board.tasks), None)
     if board is None:
@@ -82,7 +83,14 @@ def _pictures(task: Task, records: Sequence[Record], found: Sequence[Board]) -> 
         pairs = zip(losses_of(of[ALONE]), losses_of(of[board.reference]), strict=True)
         gained = [None if None in pair else pair[0] - pair[1] for pair in pairs]  # type: ignore[operator]
         gains = gains_picture(of[ALONE][0]["rows"], gained, f"being alone, by {board.reference}")
-    return [differences_picture(list(against), against, board.reference), gains]
+    compared = differences_picture(list(against), against, board.reference)
+    return [
+        (
+            compared,
+            f"Loss beside that of {board.reference}, {board.title}, with 95 % intervals over sites: left is better",
+        ),
+        (gains, f"What each site gains by {board.reference} over being alone, in nats per row, by its training rows"),
+    ]
 
 
 def said(cell: Cell | None) -> str:

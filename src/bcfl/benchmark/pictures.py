@@ -88,11 +88,12 @@ def gains_picture(rows: Sequence[int], gains: Sequence[float | None], than: str)
 
 def differences_picture(names: Sequence[str], found: Mapping[str, tuple[float, float, float]], to: str) -> str:
     """A line for each name: the mean difference and its interval, on one scale; left of the middle is better."""
-    reach = max((abs(end) for low_mean_high in found.values() for end in low_mean_high), default=0) or 1.0
+    ends = sorted(max(map(abs, mean_low_high)) for mean_low_high in found.values())
+    reach = min(ends[-1], 4 * ends[len(ends) // 2]) if ends else 1.0  # what lies far out is drawn at the edge
     left, right, top = 170, WIDTH - 20, 30
 
     def at(value: float) -> float:
-        return (left + right) / 2 + (right - left) / 2 * value / reach
+        return (left + right) / 2 + (right - left) / 2 * max(-1.0, min(1.0, value / (reach or 1.0)))
 
     bottom = top + LINE * len(names)
     parts = [f'<line stroke="#888" x1="{at(0)}" x2="{at(0)}" y1="{top - 8}" y2="{bottom}"/>']
