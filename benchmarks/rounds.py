@@ -16,7 +16,7 @@ from bcfl.federation import Hypotheses, Method
 from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg
 from bcfl.methods.bcfl import BCFL
-from bcfl.methods.steps import distinct_groups, train_groups
+from bcfl.methods.steps import Fuse, distinct_groups, train_groups
 from bcfl.model.zoo import mlp
 
 NUM_WORKERS = 2
@@ -156,7 +156,7 @@ def _per_job(
         def play(method: BCFL = method, before: Hypotheses = before, kept: Branches = kept) -> int:
             clients = simulator.begin(index + 1)
             groups = distinct_groups(before.model_of, kept, clients.present)
-            train_groups(before, groups, clients, method.fusion, method.forgetting).results()
+            train_groups(before, groups, clients, Fuse(method.fusion, method.forgetting)).results()
             return clients.work.trainings
 
         trainings.append(play())

@@ -20,7 +20,7 @@ from bcfl.engines.heap import keep_freed_memory
 from bcfl.engines.simulator import Simulator
 from bcfl.federation import Hypotheses, Method, State
 from bcfl.methods.bcfl import BCFL
-from bcfl.methods.steps import distinct_groups, single_story, train_groups
+from bcfl.methods.steps import Fuse, distinct_groups, single_story, train_groups
 from bcfl.model.flat import ModelFactory, build
 from bcfl.model.zoo import amazon_mlp, cifar_cnn, digits_five_cnn, fashion_cnn, mlp
 from bcfl.randomness import generator
@@ -109,7 +109,7 @@ def with_known_groups(method: BCFL, engine: Simulator, group: Tensor, num_rounds
     for index in range(1, num_rounds + 1):
         clients = engine.begin(index)
         groups = distinct_groups(state.model_of, truth, clients.present)
-        folds = train_groups(state, groups, clients, method.fusion, method.forgetting)
+        folds = train_groups(state, groups, clients, Fuse(method.fusion, method.forgetting))
         state = single_story(folds.results(), group)
     return state
 

@@ -34,8 +34,7 @@ from bcfl.methods.bounds import (
 )
 from bcfl.methods.kmeans import warm_up
 from bcfl.methods.steps import (
-    belief_folds,
-    client_weights,
+    Fuse,
     distinct_groups,
     distinct_results,
     draw_starts,
@@ -180,7 +179,7 @@ class BCFL:
         past = _joined(state.hypotheses, clients.present, None if before is None else before.membership)
         kept, places = self._associate(past, before, clients)
         groups = distinct_groups(past.model_of, kept, clients.present)
-        folds = train_groups(past, groups, clients, self.fusion, self.forgetting, self.robust)
+        folds = train_groups(past, groups, clients, self._fuse)
         models, model_of, parent_of = distinct_results(groups, folds)
         info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
         if self.strategy == "consensus":
@@ -193,16 +192,18 @@ class BCFL:
     def _greedy_round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         """One exchange: each client picks the belief that explains its data best and trains that one."""
         assignment = state.assignment.clone()
-        folds = belief_folds(
-            state.models, torch.arange(len(state.models)), clients, self.fusion, self.forgetting, self.robust
-        )
-        weight = client_weights(clients, self.fusion, self.robust)
+        folds = self._fuse.start(state.models, torch.arange(len(state.models)), clients)
+        weight = self._fuse.weights(clients)
         error = self.racing / int(clients.present.sum())  # of each client
         for choice in clients.fit_best(state.models, 1 - self.forgetting, True, self.scoring_examples, error):
             assignment[0, choice.client] = choice.belief
             folds.add([choice.belief], choice.posterior, weight[choice.client])
         new = single_story(folds.results(), assignment)
         return new, one_story(new)
+
+    @property
+    def _fuse(self) -> Fuse:
+        return Fuse(self.fusion, self.forgetting, self.robust)
 
     @property
     def _memory(self) -> Memory | None:

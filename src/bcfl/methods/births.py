@@ -18,7 +18,7 @@ from bcfl.belief.robust import bounded_scores
 from bcfl.federation import Clients, Hypotheses, RoundInfo, num_held_out
 from bcfl.methods.bounds import Defence, Forgetting, Fusing, MinWeight, ScoringExamples
 from bcfl.methods.kmeans import k_means
-from bcfl.methods.steps import distinct_groups, single_story, train_groups
+from bcfl.methods.steps import Fuse, distinct_groups, single_story, train_groups
 from bcfl.randomness import generator, stream_seed
 
 SKETCH = 512  # numbers that stand for a client's update: squared distances keep to within about 2/√512
@@ -97,7 +97,8 @@ class AutoBCFL:
         branches = Branches(torch.arange(len(told)), told.assignment, told.log_weight)
         groups = distinct_groups(told.model_of, branches, clients.present)
         pulls = Pulls(state, kept, clients)
-        folds = train_groups(past, groups, clients, self.fusion, self.forgetting, self.robust, held_out, pulls.add)
+        fuse = Fuse(self.fusion, self.forgetting, self.robust)
+        folds = train_groups(past, groups, clients, fuse, held_out, pulls.add)
         num_beliefs = int(groups.model_of[: len(kept)].max()) + 1  # the halves of a trial come last
         complete = bool(folds.trained[num_beliefs:].all())  # half a trial is none
         rows, beliefs = (slice(None), slice(None)) if complete else (slice(len(kept)), slice(num_beliefs))

@@ -14,7 +14,7 @@ from bcfl.belief.gaussian import Gaussian
 from bcfl.federation import Clients, Hypotheses, Jobs, Mixture, RoundInfo, Serving, prior_of
 from bcfl.methods.bounds import Forgetting, Fusing, NumClusters, ScoringExamples, Tempering
 from bcfl.methods.kmeans import warm_up
-from bcfl.methods.steps import belief_folds, client_weights, draw_starts, single_story
+from bcfl.methods.steps import Fuse, draw_starts, single_story
 from bcfl.randomness import generator
 
 NEGLIGIBLE = 1e-3  # a client does not train a cluster to which it belongs with less probability
@@ -155,9 +155,8 @@ class SoftBCFL:
         """The beliefs, each trained by the clients that may belong to it and fused by their probabilities of that."""
         beliefs = state.hypotheses
         cluster, client = _pairs(membership, clients)
-        folds = belief_folds(
-            beliefs.models, torch.arange(len(beliefs.models)), clients, self.fusion, self.forgetting, "none"
-        )
+        fuse = Fuse(self.fusion, self.forgetting)
+        folds = fuse.start(beliefs.models, torch.arange(len(beliefs.models)), clients)
         jobs = Jobs(
             belief=cluster,
             client=client,
@@ -165,7 +164,7 @@ class SoftBCFL:
             curvature=True,
             parent_of=beliefs.parent_of,
         )
-        weight = client_weights(clients, self.fusion, "none")
+        weight = fuse.weights(clients)
         for k, j, posterior in zip(cluster.tolist(), client.tolist(), clients.fit(beliefs.models, jobs), strict=True):
             folds.add([k], posterior, weight[j] * float(membership[j, k]))
         return folds.results()

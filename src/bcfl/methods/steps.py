@@ -134,42 +134,45 @@ class FusionStack:
         return Gaussian(self._mean, self._precision)  # (group, vector)
 
 
-def belief_folds(
-    models: Gaussian, belief_of_group: Tensor, clients: Clients, rule: FusionRule, forgetting: float, robust: Robust
-) -> FusionStack:
-    """Fusions of posteriors whose priors are the models with some of their precision forgotten."""
-    # Only exact fusion looks at the prior's precision; the others can do without another vector per belief.
-    priors = prior_of(models, 1 - forgetting, clients.num_parameters) if rule == "exact" else models
-    return FusionStack(priors, models, belief_of_group, rule, clients.num_parameters, robust)
+@dataclass(frozen=True)
+class Fuse:
+    """How posteriors become beliefs: by which rule, from priors that forget how much, and safe from liars or not."""
 
+    rule: FusionRule
+    forgetting: float
+    robust: Robust = "none"
 
-def client_weights(clients: Clients, rule: FusionRule, robust: Robust) -> list[float]:
-    """How much of each client's posterior is fused: precisions tell by themselves how many examples there are."""
-    weight = weight_of(clients.num_examples, robust)
-    return (weight if rule == "pooled" else torch.ones_like(weight)).tolist()
+    def start(self, models: Gaussian, belief_of_group: Tensor, clients: Clients) -> FusionStack:
+        """Fusions of posteriors whose priors are the models with some of their precision forgotten."""
+        # Only exact fusion looks at the prior's precision; the others can do without another vector per belief.
+        priors = prior_of(models, 1 - self.forgetting, clients.num_parameters) if self.rule == "exact" else models
+        return FusionStack(priors, models, belief_of_group, self.rule, clients.num_parameters, self.robust)
+
+    def weights(self, clients: Clients) -> list[float]:
+        """How much of each client's posterior is fused: precisions tell by themselves how many examples there are."""
+        weight = weight_of(clients.num_examples, self.robust)
+        return (weight if self.rule == "pooled" else torch.ones_like(weight)).tolist()
 
 
 def train_groups(
     state: Hypotheses,
     groups: Groups,
     clients: Clients,
-    rule: FusionRule,
-    forgetting: float,
-    robust: Robust = "none",
+    fuse: Fuse,
     held_out: float = 0.0,
     watch: Callable[[int, int, Gaussian], None] = lambda belief, client, posterior: None,
 ) -> FusionStack:
     """One fusion per group, of the local posteriors of its clients as they arrive; `watch` sees each of them."""
-    folds = belief_folds(state.models, groups.belief, clients, rule, forgetting, robust)
+    folds = fuse.start(state.models, groups.belief, clients)
     jobs = Jobs(
         belief=groups.job_belief,
         client=groups.job_client,
-        strength=torch.full((len(groups.job_belief),), 1 - forgetting, dtype=torch.float64),
+        strength=torch.full((len(groups.job_belief),), 1 - fuse.forgetting, dtype=torch.float64),
         curvature=True,
         parent_of=state.parent_of,
         held_out=held_out,
     )
-    weight = client_weights(clients, rule, robust)
+    weight = fuse.weights(clients)
     for job, posterior in enumerate(clients.fit(state.models, jobs)):
         client = int(groups.job_client[job])
         if posterior is not None:
