@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bcfl.data.datasets import load
+from bcfl.data.datasets import Dataset, load
 from bcfl.data.manifest import client_of
 from bcfl.files import replacing
 
@@ -63,6 +63,7 @@ def large_enough(clients: list[tuple[Ints, Ints]], num_test: int) -> list[tuple[
 
 def _labels(name: str, folder: str | None) -> tuple[Ints, Ints]:
     data = load(name, path=folder)
+    assert isinstance(data, Dataset)
     return data.y_train.numpy(), data.y_test.numpy()
 
 

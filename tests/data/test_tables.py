@@ -175,8 +175,8 @@ def test_rows_to_test_on_may_be_said_by_a_column_or_be_a_second_frame() -> None:
         ([0.0, 1.0], {}, "categorical", [0, 1]),
         ([7, 9, 12], {"likelihood": "categorical"}, "categorical", [0, 1, 2]),
         ([0, 3, 1], {"likelihood": "poisson"}, "poisson", [0.0, 3.0, 1.0]),
-        ([1, 3, 2], {"likelihood": "ordinal"}, "ordinal", [0, 2, 1]),
-        ([0.5, 1.5], {}, "normal(center=1, spread=0.5)", [0.5, 1.5]),
+        ([1, 3, 2], {"likelihood": "ordinal"}, "ordinal(num_classes=3)", [0, 2, 1]),
+        ([0.5, 1.5], {}, "normal(center=1.0, spread=0.5)", [0.5, 1.5]),
     ],
 )
 def test_the_target_becomes_what_its_likelihood_wants(
@@ -192,7 +192,7 @@ def test_the_target_becomes_what_its_likelihood_wants(
 def test_times_and_extra_columns_stand_beside_each_other() -> None:
     frame = patients().assign(days=np.arange(1, 61), event=np.resize([True, False], 60), w=2.0)
     found = made(frame, target=("days", "event"), drop=["died"], weight="w", test=0.0)
-    assert found.form.target.likelihood == "censored(extras=weight)"
+    assert found.form.target.likelihood == "weibull(unit=30.5, extras=weight)"
     assert found["Zurich"]["y"][:2].tolist() == [[1, 1, 2], [4, 0, 2]]
     assert found.form.preparation.inputs[0] == "age"  # none of them is a feature
 

@@ -12,7 +12,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from bcfl.data.formats import REVIEW_DOMAINS, Array, Arrays, review_counts
+from bcfl.data.heart import heart
+from bcfl.data.preparation import RARE
 from bcfl.data.sources import find
+from bcfl.data.tables import TEST_SHARE, Table, table
 from bcfl.randomness import numpy_generator
 
 # Mean and standard deviation of each channel over the training images, pixels in [0, 1].
@@ -22,7 +25,7 @@ DIGIT_PIXELS = ((0.5,) * 3, (0.5,) * 3)  # to [-1, 1]
 DIGIT_SIZE = 28
 DIGITS_FIVE = ("mnist", "mnistm", "usps", "svhn", "synthetic_digits")
 DIGIT_DOMAINS = (*DIGITS_FIVE, "svhn_small", "optdigits")
-TEST_SHARE = 0.25  # where a set has no published split
+SITES = "sites"  # how a table is cut into clients
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ class DatasetEntry:
     """How a data set is called for."""
 
     description: str
-    build: Callable[..., Dataset]
+    build: Callable[..., Dataset | Table]
     model: str  # that it is trained with, unless another is asked for
+    has_sites: bool = False  # it is a table, and its sites are the clients
 
     @property
     def options(self) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def full_name(name: str, domains: Sequence[str] | None = None) -> str:
     return name if domains is None or tuple(domains) == DIGITS_FIVE else f"{name}[{','.join(domains)}]"
 
 
-def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
+def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset | Table:
     """The data set `name`, from `path` if given, else from the cache, a system package or the Hugging Face hub.
 
     Those are searched in that order; of `digits_five` every domain that is not bundled must lie in `path`, if given.
@@ -175,6 +179,33 @@ def _digits_five(path: str | Path | None, *, domains: Sequence[str] = DIGITS_FIV
     )
 
 
+def _table(
+    path: str | Path | None,
+    *,
+    site: str | None = None,
+    target: str | Sequence[str] | None = None,
+    test: Any = TEST_SHARE,
+    likelihood: str | None = None,
+    categories: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    person: str | None = None,
+    weight: str | None = None,
+    offset: str | None = None,
+    exposure: str | None = None,
+    rare: int = RARE,
+    seed: int = 0,
+) -> Table:
+    """A file of the user's own."""
+    for key, value in {"path": path, "site": site, "target": target}.items():
+        if value is None:
+            raise ValueError(
+                f"data set 'table' needs data.{key}: the file, its column of sites, and the one to predict"
+            )
+    how = {"likelihood": likelihood, "categories": categories, "drop": drop, "person": person, "rare": rare}
+    columns = {"weight": weight, "offset": offset, "exposure": exposure}
+    return table(path, str(site), target or "", test=test, seed=seed, **columns, **how)  # type: ignore[arg-type]
+
+
 DATASETS = {
     "digits": DatasetEntry("scikit-learn's 8×8 digits, turned; each rotation is a domain (bundled)", _digits, "mlp"),
     "fashion_mnist": DatasetEntry(
@@ -187,6 +218,8 @@ DATASETS = {
     "digits_five": DatasetEntry(
         "digits of five origins as 28×28 colour images; each origin is a domain", _digits_five, "digits_five_cnn"
     ),
+    "heart": DatasetEntry("UCI Heart Disease, patients of four hospitals (bundled)", heart, "table", has_sites=True),
+    "table": DatasetEntry("a .csv or .parquet file of your own (data.path)", _table, "table", has_sites=True),
 }
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from bcfl.data.frames import Array, Column, Columns, columns_of, num_rows, rows_of, wanted
 from bcfl.data.preparation import MOST_CATEGORIES, RARE, Preparation, Sums, added, agreed, sums_of
-from bcfl.data.target import EXTRAS, Target, target_of
+from bcfl.data.target import Target, target_of
+from bcfl.likelihood import EXTRAS
 from bcfl.randomness import numpy_generator
 
 TEST_SHARE = 0.25

@@ -1,8 +1,8 @@
 """What a table's target columns are: classes with their names, real values, counts, or times with a censoring flag."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -12,14 +12,8 @@ from torch import Tensor
 
 from bcfl.data.frames import Array, Column, Columns, wanted
 from bcfl.data.preparation import CategorySums, NumberSums
+from bcfl.likelihood import Family, Likelihood, parse
 
-CLASSES = ("categorical", "ordinal")  # likelihoods whose targets are classes by their names
-YES_OR_NO = ("bernoulli",)
-COUNTS = ("poisson", "negative_binomial")
-REAL = ("normal", "student_t", "quantile")
-TIMES = ("censored",)
-KNOWN = (*CLASSES, *YES_OR_NO, *COUNTS, *REAL, *TIMES)
-EXTRAS = ("weight", "offset", "exposure")  # in the order in which they stand behind the target
 Name = str | int | bool | float
 
 
@@ -28,13 +22,14 @@ class Target:
     """Which columns are the target and how they become y; classes are numbered in the order of their names."""
 
     columns: tuple[str, ...]  # one, or time and event
-    likelihood: str  # its name, and what of it the training rows say
+    likelihood: str  # its name, and what of it the training rows say, as a setting has it
     classes: tuple[Name, ...] = ()  # of a target that is a class
-    extras: Mapping[str, str] = dataclasses.field(default_factory=dict)  # weight, offset, exposure -> column
+    extras: Mapping[str, str] = dataclasses.field(default_factory=dict)  # weight, offset or exposure -> column
 
     @property
-    def family(self) -> str:
-        return self.likelihood.partition("(")[0]
+    def num_outputs(self) -> int:
+        """How many numbers a network must give for a row."""
+        return parse(self.likelihood).family.num_outputs or len(self.classes)
 
     def encode(self, columns: Columns, site: str) -> Tensor:
         """y of these rows, in the user's own units."""  # (row,), or (row, column) with times or extra columns
@@ -73,28 +68,37 @@ def target_of(
     names: tuple[str, ...], likelihood: str | None, extras: Mapping[str, str], sites: Mapping[str, Columns]
 ) -> Target:
     """The target that all sites' training rows have: what they must agree on comes from sums that each tells."""
-    family, bracket, options = (likelihood or "").partition("(")
-    family = family.strip()
     per_site = {site: [_complete(columns, name, site, "is the target") for name in names]
                 for site, columns in sites.items()}  # fmt: skip
-    kind = _kind(names[0], [found[0] for found in per_site.values()])
-    if not family:
-        family = "censored" if len(names) == 2 else _chosen(names[0], kind, [found[0] for found in per_site.values()])
-    if (len(names) == 2) != (family in TIMES):
+    first = [found[0] for found in per_site.values()]
+    kind = _kind(names[0], first)
+    said = likelihood or ("censored" if len(names) == 2 else _chosen(names[0], kind, first))
+    asked = parse(said)
+    asked = Likelihood(asked.family, tuple(extras), asked.per)
+    if (len(names) == 2) != (asked.family.kind == "times"):
         raise ValueError(f"target must be two columns, (time, event), for likelihood censored and only for it, got "
-                         f"{', '.join(map(repr, names))} with likelihood {family}")  # fmt: skip
+                         f"{', '.join(map(repr, names))} with likelihood {asked.name}")  # fmt: skip
     classes: tuple[Name, ...] = ()
-    if family in CLASSES:
-        classes = _classes(names[0], [found[0] for found in per_site.values()])
+    if asked.family.kind == "classes":
+        classes = _classes(names[0], first)
     else:
-        _check_numbers(family, names, per_site)
-    given = [options.removesuffix(")").strip()] if bracket else []
-    if family in REAL and not any("center" in one or "spread" in one for one in given):
-        given.append(_units(NumberSums.of(found[0].values) for found in per_site.values()))
-    if extras:
-        given.append(f"extras={'+'.join(extras)}")
-    spec = ", ".join(filter(None, given))
-    return Target(names, family + (f"({spec})" if spec else ""), classes, extras)
+        _check_numbers(asked.family, names, per_site)
+    told = sum((NumberSums.of(column.values) for column in first if column.values.dtype != object), NumberSums())
+    fitted = replace(asked, family=_in_units(asked.family, told, len(classes)))
+    return Target(names, fitted.spec, classes, extras)
+
+
+def _in_units(family: Family, told: NumberSums, num_classes: int) -> Family:
+    """The family in the units of all sites' training rows, by the sums that they tell."""
+    deviation = (told.squares / told.count) ** 0.5 if told.count else 0.0
+    found = {"center": told.mean, "spread": deviation if deviation > 0 else 1.0, "unit": told.mean}
+    open_ones = {name: float(f"{found[name]:.6g}") for name in found if getattr(family, name, ...) is None}
+    if family.name == "ordinal":
+        open_ones = {"num_classes": num_classes}
+    if getattr(family, "edges", ...) is None:
+        raise ValueError("likelihood hazard: its edges must be given for a table, as in hazard(edges=30+90+365)")
+    made: Family = replace(family, **open_ones)  # type: ignore[type-var]
+    return made
 
 
 def _complete(columns: Columns, name: str, site: str, purpose: str) -> Column:
@@ -143,18 +147,20 @@ def _classes(name: str, columns: Sequence[Column]) -> tuple[Name, ...]:
     return tuple(int(value) if value.is_integer() else value for value in values)
 
 
-def _check_numbers(family: str, names: Sequence[str], per_site: Mapping[str, Sequence[Column]]) -> None:
+def _check_numbers(family: Family, names: Sequence[str], per_site: Mapping[str, Sequence[Column]]) -> None:
     """Nothing happens if every site's values are such as the likelihood can have."""
     for site, found in per_site.items():
         who = f"site {site!r}: target {names[0]!r}"
         if found[0].values.dtype == object:
-            raise ValueError(f"{who} holds {found[0].kind}s, but likelihood {family} needs numbers")
+            raise ValueError(f"{who} holds {found[0].kind}s, but likelihood {family.name} needs numbers")
         values = found[0].values
-        if family in COUNTS and bool(((values < 0) | (values != np.rint(values))).any()):
-            raise ValueError(f"{who} must hold whole numbers of at least 0, as likelihood {family} says")
-        if family in YES_OR_NO and not np.isin(values, (0, 1)).all():
-            raise ValueError(f"{who} must hold 0 and 1 only, as likelihood {family} says")
-        if family in TIMES:
+        if family.kind == "counts" and bool(((values < 0) | (values != np.rint(values))).any()):
+            raise ValueError(f"{who} must hold whole numbers of at least 0, as likelihood {family.name} says")
+        if family.kind == "labels" and not np.isin(values, (0, 1)).all():
+            raise ValueError(f"{who} must hold 0 and 1 only, as likelihood {family.name} says")
+        if family.kind in ("pixels", "tokens"):
+            raise ValueError(f"{who}: likelihood {family.name} is not for tables")
+        if family.kind == "times":
             if bool((values <= 0).any()):
                 raise ValueError(f"{who} holds the time {values.min():g}: times must be above 0")
             _check_flag(site, names[1], found[1])
@@ -173,10 +179,3 @@ def _check_extra(extra: str, name: str, column: Column, site: str) -> None:
         raise ValueError(f"site {site!r}: {extra} {name!r} must hold numbers, but holds {column.kind}s")
     if extra != "offset" and bool((column.values < 0).any()):
         raise ValueError(f"site {site!r}: {extra} {name!r} must be at least 0, but holds {column.values.min():g}")
-
-
-def _units(sums: Iterable[NumberSums]) -> str:
-    """The center and spread in which the network works, of all sites' training rows."""
-    told = reduce(lambda a, b: a + b, sums)
-    deviation = (told.squares / told.count) ** 0.5
-    return f"center={told.mean:.6g}, spread={deviation if deviation > 0 else 1.0:.6g}"

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bcfl.data.datasets import DATASETS
 from bcfl.data.partition import parse_specification
 from bcfl.engines.flower import Terms
 from bcfl.runs.problem import method_for, users_function
@@ -113,6 +114,10 @@ def _suit(values: dict[str, Any], num_clients: int) -> None:
 
 def _check_partition(data: DataConfig, num_clients: int) -> None:
     """Nothing happens if the partition makes that many clients, or if only its file knows how many."""
+    if DATASETS[data.name].has_sites if data.name in DATASETS else False:
+        raise ValueError(f"data set {data.name!r}: a table's sites agree on its preparation on one machine only; here "
+                         "each client brings prepared rows by --data-factory, such as bcfl.data.tables.Form.read("
+                         "'table.json').examples(frame) of an earlier run")  # fmt: skip
     least = data.min_examples, data.min_test_examples
     count = parse_specification(data.partition, data.share_floor, least).num_clients
     if count and count != num_clients:

@@ -169,7 +169,8 @@ def _split(config: Config, data: FederatedData) -> dict[str, Any]:
     section = config.data
     own = section.factory is not None
     origin = (data.description, "own") if own else (full_name(section.name, section.domains), section.partition)
-    record = manifest(data, *origin, split_seed(config), share_floor=section.share_floor, content=own)
+    unnamed = own or section.name == "table"  # what no name tells from others, a digest of its content does
+    record = manifest(data, *origin, split_seed(config), share_floor=section.share_floor, content=unnamed)
     return record | ({"sizes": sizes_of(data)} if config.model.name in SIZED else {})
 
 

@@ -140,10 +140,11 @@ def _check_names(config: Config) -> None:
     refuse_ignored(config.data)
     if config.data.factory is None:
         refuse_unknown([config.data.name], DATASETS, "data set")
-        least = config.data.min_examples, config.data.min_test_examples
-        parse_specification(config.data.partition, config.data.share_floor, least)
+        if not DATASETS[config.data.name].has_sites:
+            least = config.data.min_examples, config.data.min_test_examples
+            parse_specification(config.data.partition, config.data.share_floor, least)
     if config.model.factory is None:
-        model_factory(config)
+        model_factory(config, (1, 1))
 
 
 def plan(configs: Iterable[Config], out: Path) -> list[Planned]:

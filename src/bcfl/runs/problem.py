@@ -16,15 +16,16 @@ from bcfl.data.arrays import from_arrays, gathered
 from bcfl.data.datasets import DATASETS, load
 from bcfl.data.drift import with_drift
 from bcfl.data.partition import FederatedData, partition
+from bcfl.data.tables import Table
 from bcfl.data.validation import with_validation
 from bcfl.engines.heap import keep_freed_memory
 from bcfl.federation import Clients, Hypotheses, Method, RoundInfo, State
-from bcfl.likelihood import CATEGORICAL, Likelihood, Own, attach, given
+from bcfl.likelihood import AUTO, CATEGORICAL, Likelihood, Own, attach, given
 from bcfl.methods import load_plugin, method_of
 from bcfl.model.flat import ModelFactory, build
 from bcfl.model.zoo import MODELS, SIZED, look_up
 from bcfl.runs.packing import classes_of
-from bcfl.runs.sections import FROM_PYTHON
+from bcfl.runs.sections import FROM_PYTHON, DataConfig
 from bcfl.runs.settings import Config
 from bcfl.runs.sites import UNKNOWN, Sites
 
@@ -200,7 +201,8 @@ def load_data(config: Config, clients: Iterable[Any] | None = None) -> Federated
     set_up_memory(config)  # now: preparing data may start torch's threads
     section = config.data
     data = _whole_data(config, clients)
-    if section.factory is None and clients is None and (likelihood := own_likelihood(section.likelihood)) is not None:
+    named = section.factory is None and clients is None and data.form is None
+    if named and (likelihood := own_likelihood(section.likelihood)) is not None:
         data = _with_likelihood(data, likelihood)
     if section.validation:
         data = with_validation(data, section.validation, config.experiment.seed)
@@ -233,13 +235,12 @@ def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
         clients = users_function(section.factory, "data.factory", gathered)()
     if clients is not None:
         return from_arrays(clients, likelihood=own_likelihood(section.likelihood))
-    options = {"rotations": section.rotations, "domains": section.domains}
-    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     seed = split_seed(config)
-    if "seed" in (DATASETS[section.name].options if section.name in DATASETS else {}):
-        given["seed"] = seed
+    found = load(section.name, section.path, **_options_of(section, seed))
+    if isinstance(found, Table):
+        return from_arrays(found, description=f"{section.name} {section.partition} seed {seed}")
     return partition(
-        load(section.name, section.path, **given),
+        found,
         section.partition,
         seed,
         share_floor=section.share_floor,
@@ -249,10 +250,20 @@ def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
     )
 
 
+def _options_of(section: DataConfig, seed: int) -> dict[str, Any]:
+    """What the data set is called for with: of its options those that are set."""
+    known = DATASETS[section.name].options if section.name in DATASETS else {}
+    said = {"likelihood": None if section.likelihood == AUTO else section.likelihood, "seed": seed}
+    given = {key: said[key] if key in said else getattr(section, key) for key in known}
+    return {key: value for key, value in given.items() if value is not None}
+
+
 def sizes_of(data: FederatedData) -> tuple[int, int] | None:
     """How many inputs and outputs a network needs for these data; None unless an example is a row of numbers."""
     if data.x_train.dim() != 2:
         return None
+    if data.form is not None:
+        return data.x_train.shape[1], data.form.target.num_outputs
     return data.x_train.shape[1], data.num_classes or data.likelihood.family.num_outputs or 1
 
 

@@ -54,9 +54,9 @@ class DataConfig:
         Reference | None,
         Field(description="package.module:function that returns a list of clients, instead of a named set"),
     ] = None
-    partition: Annotated[str, Field(description="how it is cut into clients: feature(G,n), label(G,n,α) or file")] = (
-        "feature(4,5)"
-    )
+    partition: Annotated[
+        str, Field(description="how it is cut into clients: feature(G,n), label(G,n,α), file, or sites")
+    ] = "feature(4,5)"
     partition_file: Annotated[str | None, Field(description='the split to load, for partition = "file"')] = None
     clients_per_group: Annotated[
         Annotated[int, Field(ge=1)] | None,
@@ -90,6 +90,35 @@ class DataConfig:
     ] = None
     domains: Annotated[
         tuple[str, ...] | None, Field(description='of digits_five, which collections; "none": the paper\'s five')
+    ] = None
+    site: Annotated[str | None, Field(description="of a table, the column that says which site a row is from")] = None
+    target: Annotated[
+        str | tuple[str, ...] | None, Field(description="of a table, the column to predict, or [time, event]")
+    ] = None
+    test: Annotated[
+        float | str | None,
+        Field(
+            description="of a table, the share of each site's rows to test on, the column that says which, or a second "
+            'file; "none": a quarter'
+        ),
+    ] = None
+    categories: Annotated[
+        tuple[str, ...] | None, Field(description="of a table, columns of numbers that stand for kinds")
+    ] = None
+    drop: Annotated[tuple[str, ...] | None, Field(description="of a table, columns to leave out")] = None
+    person: Annotated[
+        str | None, Field(description="of a table, the column that says whose row it is: nobody is on both sides")
+    ] = None
+    weight: Annotated[str | None, Field(description="of a table, the column of rows' weights")] = None
+    offset: Annotated[str | None, Field(description="of a table, a column that is added to the first output")] = None
+    exposure: Annotated[str | None, Field(description="of a table, a column whose logarithm is added to it")] = None
+    rare: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        Field(description='of a table, categories with fewer training rows share an input; "none": 5'),
+    ] = None
+    rows: Annotated[
+        Literal["complete", "all"] | None,
+        Field(description="of heart, patients of whom nothing is missing, or all of them"),
     ] = None
     validation: Annotated[
         float,

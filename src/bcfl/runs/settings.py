@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from bcfl.client.trainer import Training
-from bcfl.data.datasets import DATASETS, full_name
+from bcfl.data.datasets import DATASETS, SITES, full_name
 from bcfl.likelihood import AUTO
 from bcfl.methods import NEAR, all_options, entry_of, load_plugin, make_method, owners_of
 from bcfl.runs.fields import Setting, named, settings_in, shown
 from bcfl.runs.sections import SECTIONS, DataConfig, ExperimentConfig, ModelConfig
 
 DEFAULT_METHOD = "bcfl-mh-3"
+# Of [data] what only tables have: which column is what, and how rows are prepared.
+OF_TABLES = ("site", "target", "test", "categories", "drop", "person", "weight", "offset", "exposure", "rare", "rows")
+CUTTING = ("partition_file", "clients_per_group", "share_floor", "min_examples", "min_test_examples")
 # Settings younger than published runs, and what they are when off: then they are left out of what is written down, so
 # that older runs keep their names and can be resumed.
 YOUNGER: dict[tuple[str, str], Any] = {
+    **{("data", key): None for key in OF_TABLES},
     ("data", "drift_round"): None,
     ("data", "likelihood"): AUTO,
     ("data", "min_test_examples"): 1,
@@ -62,6 +66,8 @@ class Config:
     def label(self) -> str:
         """What a run folder is called for people."""
         data = full_name(self.data.name, self.data.domains) if self.data.factory is None else "own"
+        if data == "table" and self.data.path is not None:
+            data = Path(self.data.path).stem
         data = "-".join(re.findall(r"[\w.]+", data))  # no brackets in a folder's name
         return f"{data}-{self.method['name']}-s{self.experiment.seed}"
 
@@ -187,6 +193,8 @@ def refuse_ignored(data: DataConfig) -> None:
             raise ValueError(
                 f"data.{field.name} is for named data sets: leave it out, data.factory gives its clients as they are"
             )
+    if data.factory is None and data.name in DATASETS:
+        _refuse_other_sets(data)
     needs = {
         "partition_file": "partition = file",
         "clients_per_group": "partition = file",
@@ -196,6 +204,20 @@ def refuse_ignored(data: DataConfig) -> None:
     for name, needed in needs.items():
         if not has[needed] and getattr(data, name) != getattr(DataConfig, name):
             raise ValueError(f"data.{name} is for data.{needed}: give that, too, or leave it out")
+
+
+def _refuse_other_sets(data: DataConfig) -> None:
+    """Nothing happens unless a setting is for tables and the data set is none, or the other way round."""
+    entry = DATASETS[data.name]
+    for key in OF_TABLES:
+        if key not in entry.options and getattr(data, key) is not None:
+            names = " or ".join(name for name, one in DATASETS.items() if key in one.options)
+            raise ValueError(f"data.{key} is for data.name = {names}, not for {data.name}: leave it out")
+    if entry.has_sites and (
+        data.partition != SITES or any(getattr(data, k) != getattr(DataConfig, k) for k in CUTTING)
+    ):
+        raise ValueError(f"data set {data.name!r} is divided into its sites as it is: leave data.partition and what "
+                         "belongs to it out")  # fmt: skip
 
 
 def refuse_foreign(options: Iterable[str], names: Sequence[str]) -> None:
@@ -289,7 +311,10 @@ def _resolve_data(data: DataConfig) -> DataConfig:
     if data.factory is not None or data.name not in DATASETS:
         return data
     data = dataclasses.replace(data, partition="".join(data.partition.split()))  # feature(4, 5): runs differ in more
-    defaults = {key: DATASETS[data.name].options.get(key) for key in ("rotations", "domains")}
+    entry = DATASETS[data.name]
+    if entry.has_sites and data.partition == DataConfig.partition:
+        data = dataclasses.replace(data, partition=SITES)
+    defaults = {key: entry.options.get(key) for key in ("rotations", "domains", *OF_TABLES)}
     return dataclasses.replace(
         data, **{key: value for key, value in defaults.items() if value is not None and getattr(data, key) is None}
     )

@@ -24,7 +24,7 @@ from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.runs.loop import resume, start
 from bcfl.runs.observers import Observer
 from bcfl.runs.planning import Planned, naming
-from bcfl.runs.problem import load_data, model_factory, pose, set_up_memory, split_seed
+from bcfl.runs.problem import load_data, model_factory, pose, set_up_memory, sizes_of, split_seed
 from bcfl.runs.sections import DataConfig
 from bcfl.runs.settings import Config
 from bcfl.runs.stopping import DISK_IS_FULL, RunStoppedError
@@ -186,7 +186,7 @@ def _check(runs: Sequence[Planned], open_runs: Sequence[Planned]) -> int:
             _refuse_other_data(run, data)
         for run in posed:
             with naming(f"run {run.path.name}"):
-                _try_model(run.config, data, pose(run.config, data, model_factory(run.config)).factory)
+                _try_model(run.config, data, pose(run.config, data, model_factory(run.config, sizes_of(data))).factory)
         if posed:
             num_clients.append(data.num_clients)
     return min(num_clients, default=1)

@@ -22,7 +22,7 @@ TRAINED = 0.66  # of each hospital's patients, as FLamby has it
 FLAMBYS_SEED = 43
 
 
-def heart(path: str | Path | None, *, rows: str = "complete") -> Table:
+def heart(path: str | Path | None, *, rows: str = "complete", likelihood: str | None = None) -> Table:
     """The hospitals as clients; the target is whether a patient has the disease.
 
     With `rows` "complete" as FLamby has them (du Terrail et al. 2022): without slope, ca, thal and then without those
@@ -41,7 +41,7 @@ def heart(path: str | Path | None, *, rows: str = "complete") -> Table:
     disease = columns.pop("num") > 0
     columns |= {"disease": disease, "test": _tested(columns["hospital"], disease)}
     codes = [name for name in CODES if name in columns]
-    return table(columns, "hospital", "disease", test="test", categories=codes, rare=1)
+    return table(columns, "hospital", "disease", test="test", likelihood=likelihood, categories=codes, rare=1)
 
 
 def _read() -> dict[str, Array]:
