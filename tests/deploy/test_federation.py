@@ -23,6 +23,7 @@ from bcfl.deploy.folder import Site, init
 from bcfl.deploy.processes import Federation, follow, free_ports
 from bcfl.engines.flower import Terms
 from bcfl.runs.loop import load_result, start
+from bcfl.runs.problem import Given
 from bcfl.runs.result import Result
 from bcfl.runs.settings import Config, load_config
 from bcfl.runs.store import RunFolder
@@ -129,7 +130,8 @@ def test_the_tutorial_leads_from_an_empty_folder_to_the_simulators_numbers(
         clients.append(module["load"]())
     monkeypatch.chdir(tmp_path)
     assert_same(
-        result, start(replace(result.config, data=replace(result.config.data, factory=None)), None, clients=clients)
+        result,
+        start(replace(result.config, data=replace(result.config.data, factory=None)), None, given=Given(clients)),
     )
 
 

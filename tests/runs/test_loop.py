@@ -33,7 +33,7 @@ from bcfl.runs.loop import (
 )
 from bcfl.runs.observers import Observer
 from bcfl.runs.planning import plan
-from bcfl.runs.problem import Split, prepare
+from bcfl.runs.problem import Given, Split, prepare
 from bcfl.runs.settings import Config
 from bcfl.runs.stopping import RunStoppedError
 from bcfl.runs.store import RunFolder, TakenError
@@ -377,7 +377,7 @@ def test_a_run_goes_on_only_with_a_model_of_its_size(tmp_path: Path) -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
     with pytest.raises(ValueError, match=r"the model's tensor 1 is 10×64, but in the run in .* 32×64"):
-        resume(path, factory=other, num_workers=1)
+        resume(path, given=Given(factory=other), num_workers=1)
 
 
 def test_nobody_else_may_write_meanwhile(tmp_path: Path) -> None:
@@ -488,7 +488,7 @@ def test_trainings_that_diverge_are_told_once(caplog: pytest.LogCaptureFixture, 
     data = prepare(small_config()).data
     clients = [(data.x_train[own], data.y_train[own]) for own in data.train_of]
     clients[0] = (scale * clients[0][0], clients[0][1])  # one client's units may be off
-    start(small_config("method.name=fedavg"), None, clients=clients, num_workers=1)
+    start(small_config("method.name=fedavg"), None, given=Given(clients), num_workers=1)
     said = ["inputs are about", "round 1: 1 of 8 trainings did not stay finite and are left out"]
     found = [record.message for record in caplog.records]
     assert [message[: len(start)] for message, start in zip(found, said, strict=scale > 1)] == said * (scale > 1)
@@ -522,7 +522,7 @@ def test_features_of_very_different_scale_are_told_before_training(
     def net() -> nn.Module:
         return nn.Sequential(first(3), nn.Linear(3, 2))
 
-    start(small_config("method.name=fedavg", "experiment.rounds=1"), None, clients=tabular(), factory=net)
+    start(small_config("method.name=fedavg", "experiment.rounds=1"), None, given=Given(tabular(), net))
     told = [record.message for record in caplog.records]
     if first is nn.BatchNorm1d:  # scales by itself
         assert told == []
@@ -568,7 +568,7 @@ def test_a_run_that_has_begun_keeps_its_folder_though_it_cannot_begin_again(tmp_
     for checkpoint in (path / "checkpoints").iterdir():
         checkpoint.unlink()
     with pytest.raises(ValueError, match="clusters would stay alike"):
-        resume(path, factory=lambda: copy.deepcopy(net), num_workers=1)
+        resume(path, given=Given(factory=lambda: copy.deepcopy(net)), num_workers=1)
     assert settings_of(path) == small_config().with_rounds(1)
 
 
@@ -576,7 +576,7 @@ def test_some_digit_domains_are_never_called_digits_five(tmp_path: Path) -> None
     domains = ("data.name=digits_five", 'data.domains=["optdigits"]', "data.partition=feature(1,4)")
     config = small_config(*domains, "method.name=local", "experiment.rounds=1")
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, 10))
-    start(config, tmp_path / "run", factory=lambda: copy.deepcopy(net), num_workers=1)
+    start(config, tmp_path / "run", given=Given(factory=lambda: copy.deepcopy(net)), num_workers=1)
     assert RunFolder.open(tmp_path / "run").read("manifest.json")["dataset"] == "digits_five[optdigits]"
 
 

@@ -16,10 +16,11 @@ from bcfl.likelihood import AUTO, Likelihood, Own, attach
 from bcfl.model.flat import ModelFactory
 from bcfl.runs.loop import is_unfinished, load_result, prolong, resume, start
 from bcfl.runs.observers import Observer
+from bcfl.runs.problem import Given
 from bcfl.runs.progress import LiveProgress
 from bcfl.runs.result import Result
 from bcfl.runs.sections import FROM_PYTHON
-from bcfl.runs.settings import settings_named, written_config
+from bcfl.runs.settings import Config, settings_named, written_config
 
 _FROM_PYTHON = {"factory": FROM_PYTHON}
 
@@ -80,20 +81,21 @@ def train(
         raise ValueError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
     folder = None if out is None else Path(out)
     followed_by = [*observers, *([LiveProgress(lines=False)] if progress else [])]
-    how: dict[str, Any] = {"num_workers": num_workers, "device": str(device), "observers": followed_by}
-    own: dict[str, Any] = {
-        "clients": gathered(clients),
-        "factory": None if name else _with_own(model, likelihood),
-        **how,
-    }
+    brought = Given(gathered(clients), None if name else _with_own(model, likelihood))
     if go_on_from is not None:
-        if folder is None:
-            raise ValueError("go_on_from needs out, a new folder for the longer run")
-        if not is_unfinished(folder, config):
-            prolong(Path(go_on_from), folder, config)
+        _take_over(Path(go_on_from), folder, config)
+    how: dict[str, Any] = {"num_workers": num_workers, "device": str(device), "observers": followed_by}
     if folder is not None and is_unfinished(folder, config):
-        return resume(folder, **own)
-    return start(config, folder, **own)
+        return resume(folder, given=brought, **how)
+    return start(config, folder, given=brought, **how)
+
+
+def _take_over(shorter: Path, folder: Path | None, config: Config) -> None:
+    """The folder holds the rounds of a shorter run, to go on from there; if it does already, it is left alone."""
+    if folder is None:
+        raise ValueError("go_on_from needs out, a new folder for the longer run")
+    if not is_unfinished(folder, config):
+        prolong(shorter, folder, config)
 
 
 def _named(model: ModelFactory | str | None, clients: Any) -> str | None:

@@ -22,7 +22,7 @@ from bcfl.runs.course import Course, Engine, begin, drift_of, kept_rounds, last_
 from bcfl.runs.environment import environment
 from bcfl.runs.observers import Metrics, Observer, Store, Warnings, told_the_end
 from bcfl.runs.packing import classes_of, unpack
-from bcfl.runs.problem import Problem, S, model_factory, prepare, sizes_of, split_seed
+from bcfl.runs.problem import NOTHING, Given, Problem, S, model_factory, prepare, sizes_of, split_seed
 from bcfl.runs.records import read_manifest
 from bcfl.runs.result import Result
 from bcfl.runs.sections import FROM_PYTHON
@@ -38,8 +38,7 @@ def start(
     config: Config,
     out: Path | None,
     *,
-    clients: Iterable[Any] | None = None,
-    factory: ModelFactory | None = None,
+    given: Given = NOTHING,
     num_workers: int | None = None,
     device: str = "cpu",
     observers: Sequence[Observer] = (),
@@ -50,7 +49,7 @@ def start(
     If it is stopped, its user is told the `way_on`: by itself that is to resume it.
     """
     find_device(device)
-    problem = prepare(config, clients, factory)
+    problem = prepare(config, given)
     if remark := _on_scales(config, problem):
         logger.warning(remark)
     with _engine(config, problem, num_workers, device) as engine:
@@ -67,8 +66,7 @@ def resume(
     path: Path,
     *,
     config: Config | None = None,
-    clients: Iterable[Any] | None = None,
-    factory: ModelFactory | None = None,
+    given: Given = NOTHING,
     num_workers: int | None = None,
     device: str = "cpu",
     observers: Sequence[Observer] = (),
@@ -89,9 +87,9 @@ def resume(
         standing = folder.standing()
         checkpoint = standing.checkpoint
         if folder.complete and checkpoint and checkpoint.round == config.experiment.rounds:
-            return _kept_result(config, folder, checkpoint, factory)
+            return _kept_result(config, folder, checkpoint, given.factory)
         _refuse_federations(folder)
-        problem = prepare(config, clients, factory)
+        problem = prepare(config, given)
         if folder.has("manifest.json"):
             verify_manifest(problem.data, folder.read("manifest.json"))
         with (

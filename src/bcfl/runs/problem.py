@@ -50,6 +50,17 @@ S = TypeVar("S", bound=Split)
 
 
 @dataclass(frozen=True)
+class Given:
+    """What is given in Python in the place of what settings name."""
+
+    clients: Iterable[Any] | None = None
+    factory: ModelFactory | None = None
+
+
+NOTHING = Given()
+
+
+@dataclass(frozen=True)
 class Sound:
     """A method whose answers are what the loop can go on with: somebody else may have written it."""
 
@@ -109,14 +120,12 @@ class Problem(Generic[S]):
     sites: Sites = UNKNOWN
 
 
-def prepare(
-    config: Config, clients: Iterable[Any] | None = None, factory: ModelFactory | None = None
-) -> Problem[FederatedData]:
+def prepare(config: Config, given: Given = NOTHING) -> Problem[FederatedData]:
     """The problem that `config` describes; a user's own clients and model take the place of named ones."""
-    if factory is not None:
-        keep_freed_memory(factory)
-    data = load_data(config, clients)
-    posed = pose(config, data, factory or model_factory(config, sizes_of(data)))
+    if given.factory is not None:
+        keep_freed_memory(given.factory)
+    data = load_data(config, given.clients)
+    posed = pose(config, data, given.factory or model_factory(config, sizes_of(data)))
     problem = replace(posed, sites=Sites.of(data))
     own_data, own_model = config.data.factory is not None, config.model.factory is not None
     likelihood = problem.data.likelihood
