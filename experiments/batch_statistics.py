@@ -23,7 +23,7 @@ from bcfl.files import write_atomically
 from bcfl.likelihood.measures import evaluate
 from bcfl.predict.metrics import summarise
 from bcfl.randomness import generator
-from bcfl.runs.problem import prepare
+from bcfl.runs.problem import load_data
 
 WAYS = ("learned", "of_batches", "of_training")
 
@@ -33,7 +33,7 @@ def measure(path: Path) -> dict[str, Any] | None:
     result = bcfl.load(path)
     if not batch_norms(result.predictor(0)):
         return None
-    data, config = prepare(result.config).data, {"config": result.config.as_dict()}
+    data, config = load_data(result.config), {"config": result.config.as_dict()}
     size, seed = result.config.training.batch_size, result.config.experiment.seed
     own = {"problem": problem_of(config), "clusters": clusters_of(config)}
     own |= {"method": result.config.method["name"], "seed": seed}

@@ -14,6 +14,8 @@ _HOME = {
     "load": "bcfl.api",
     "Result": "bcfl.runs.result",
     # data
+    "lazy": "bcfl.data.lazy",
+    "rows": "bcfl.data.lazy",
     "table": "bcfl.data.tables",
     "Table": "bcfl.data.tables",
 }

@@ -1,6 +1,8 @@
 from bcfl import likelihood as likelihood
 from bcfl.api import load as load
 from bcfl.api import train as train
+from bcfl.data.lazy import lazy as lazy
+from bcfl.data.lazy import rows as rows
 from bcfl.data.tables import Table as Table
 from bcfl.data.tables import table as table
 from bcfl.runs.result import Result as Result

@@ -417,7 +417,7 @@ OTHER = {
     ),
     "model": ModelConfig(name="cifar_cnn", factory="a:b"),
     "training": Training(0.01, 0.5, 16, 5, "fresh", "exact", 64),
-    "experiment": ExperimentConfig(31, 1, 2, 2, 0.5, 0.1, 0.1, ((1, 2),), True, 7),
+    "experiment": ExperimentConfig(31, 1, 2, 2, 0.5, 0.1, 0.1, ((1, 2),), True, 7, "present"),
 }
 CHANGES = [
     (section, field.name)

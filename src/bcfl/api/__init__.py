@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bcfl.client.trainer import Training
-from bcfl.data.arrays import gathered
+from bcfl.data.lazy import LazyClients, given_clients
 from bcfl.data.tables import Table
 from bcfl.likelihood import AUTO, Likelihood, Own, attach
 from bcfl.model.flat import ModelFactory
@@ -27,7 +27,7 @@ _FROM_PYTHON = {"factory": FROM_PYTHON}
 
 def train(
     model: ModelFactory | str | None,
-    clients: Iterable[Any],
+    clients: Iterable[Any] | LazyClients,
     *,
     method: str = "bcfl-mh-3",
     rounds: int = 30,
@@ -81,7 +81,7 @@ def train(
         raise ValueError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
     folder = None if out is None else Path(out)
     followed_by = [*observers, *([LiveProgress(lines=False)] if progress else [])]
-    brought = Given(gathered(clients), None if name else _with_own(model, likelihood))
+    brought = Given(given_clients(clients), None if name else _with_own(model, likelihood))
     if go_on_from is not None:
         _take_over(Path(go_on_from), folder, config)
     how: dict[str, Any] = {"num_workers": num_workers, "device": str(device), "observers": followed_by}

@@ -16,7 +16,7 @@ from bcfl.report.page import report
 from bcfl.report.reading import Ints, Run, read_run
 from bcfl.runs.loop import start
 from bcfl.runs.observers import Observer
-from bcfl.runs.problem import Split, prepare
+from bcfl.runs.problem import Split, load_data
 from bcfl.runs.settings import Config, load_config
 from bcfl.runs.store import new_folder
 
@@ -39,7 +39,7 @@ def tour(out: Path | None, pauses: bool, num_workers: int | None) -> None:
     _say(console, "1  The clients", "Twenty clients want to read digits together without showing each other their "
          "images. What nobody knows: five of them hold their images upright, five a quarter turned, five upside down, "
          "five three quarters turned.")  # fmt: skip
-    console.print(_sample_digits(prepare(ours).data))
+    console.print(_sample_digits(load_data(ours)))
     _pause(console, waits)
 
     _say(console, "2  One model for all", f"Federated averaging trains one model for everybody, for {ROUNDS} rounds:")

@@ -184,10 +184,11 @@ class Stacked:
 
     def _batch(self, examples: Examples, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels on the device, of rows of the pool that these examples are from."""
-        _, x, y = self._pools.get(id(examples.x)) or (None, examples.x, examples.y)  # on the CPU, where they are
-        rows = rows.to(self.device)
-        chosen = x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
-        return (chosen.movedim(-1, -3) if examples.images else chosen), y[rows]
+        # Those of clients that were opened for this round are not sent as a whole: they come and go.
+        _, x, y = self._pools.get(id(examples.x)) or (None, examples.x, examples.y)
+        rows = rows.to(x.device)
+        chosen = x.index_select(0, rows.flatten()).unflatten(0, rows.shape).to(self.device)
+        return (chosen.movedim(-1, -3) if examples.images else chosen), y[rows].to(self.device)
 
 
 @dataclass(frozen=True)

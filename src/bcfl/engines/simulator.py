@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from bcfl.client.score import Summary, share_explained, total_log_likelihood
 from bcfl.client.stacked import Stacked
 from bcfl.client.together import Together, jobs_together
 from bcfl.client.trainer import Network, Training, alone
+from bcfl.data.lazy import Held, LazyClients
 from bcfl.data.partition import FederatedData
 from bcfl.engines.heap import give_back_memory, keep_blocks, keep_freed_memory
 from bcfl.engines.workers import Workers
@@ -43,6 +44,8 @@ from bcfl.randomness import numpy_generator
 
 A = TypeVar("A")
 T = TypeVar("T")
+Places = Sequence[LocalClient] | dict[int, LocalClient]  # clients by their places
+OPENED = 10_000  # clients whose data are open at a time, where all are tested
 DEVICES = "cpu, cuda, cuda:N, stacked-cpu"
 
 
@@ -140,7 +143,7 @@ class Simulator:
     def __init__(
         self,
         factory: ModelFactory,
-        data: FederatedData,
+        data: Held,
         training: Training,
         seed: int,
         participation: Participation | None = None,
@@ -151,15 +154,15 @@ class Simulator:
         keep_freed_memory(factory)
         self.factory, self.training, self.seed = factory, training, seed
         self.participation = participation or Participation()
-        (x_train, images), (x_test, _) = pool(data.x_train), pool(data.x_test)
-        train = [Examples(x_train, data.y_train, index, images) for index in data.train_of]
-        test = [Examples(x_test, data.y_test, index, images) for index in data.test_of]
-        self.num_examples = torch.tensor([len(own) for own in train], dtype=torch.float64)
+        self._lazy = data if isinstance(data, LazyClients) else None
+        known = data.sample if isinstance(data, LazyClients) else data  # of lazy clients the first ones
+        train, test = examples_of(known)
+        self.num_examples = data.num_examples.double()
         if not self.num_examples.all():
             raise ValueError(f"client {int((self.num_examples == 0).nonzero()[0])} has no training data")
         probe = FlatModel(build(factory, seed, "probe"))
         self.num_classes, draws_globally = check_model(
-            probe, min(train, key=len), data.num_classes, batch_size=training.batch_size
+            probe, min(train, key=len), known.num_classes, batch_size=training.batch_size
         )
         self.layout = layout_of(probe, training)
         keep_blocks(self.layout.length * probe.vector.element_size())
@@ -167,13 +170,13 @@ class Simulator:
         self.num_workers = (num_workers or os.cpu_count() or 1) if crew.several and not draws_globally else 1
         self._workers = Workers(self.num_workers, crew.network or partial(alone, factory, seed))
         self.at_a_time = crew.at_a_time
-        self.clients = [
-            LocalClient(c, *held, training, seed, draws_globally)
-            for c, held in enumerate(zip(train, test, strict=True))
-        ]
+        self._draws_globally = draws_globally
+        # All of them or, of those that are opened when asked, the ones of the last round.
+        everybody = [] if self._lazy else list(self._clients(range(len(train)), train, test).values())
+        self.clients: Places = {} if self._lazy else everybody
         self.drift = data.drift
         if data.drift is not None:  # the same clients once their data have changed
-            sources = zip(self.clients, data.drift.source.tolist(), strict=True)
+            sources = zip(everybody, data.drift.source.tolist(), strict=True)
             self._later = [replace(own, train=train[s], test=test[s], holder=s) for own, s in sources]
         # client -> belief -> the momentum that the client keeps of it: only for momentum_state = "client".
         self.momentum: dict[int, dict[int, Tensor]] = {}
@@ -194,13 +197,30 @@ class Simulator:
 
     @property
     def num_clients(self) -> int:
-        return len(self.clients)
+        return len(self.num_examples)
 
-    def clients_in(self, round_index: int) -> tuple[list[LocalClient], Tensor]:
-        """The clients with the data that they hold in that round, and how many training examples each has."""
-        if self.drift is None or round_index < self.drift.round:
-            return self.clients, self.num_examples
-        return self._later, self.num_examples[self.drift.source]
+    def _clients(
+        self, places: Sequence[int], train: Sequence[Examples], test: Sequence[Examples]
+    ) -> dict[int, LocalClient]:
+        held = zip(places, train, test, strict=True)
+        return {
+            place: LocalClient(place, own, tested, self.training, self.seed, self._draws_globally)
+            for place, own, tested in held
+        }
+
+    def clients_in(self, round_index: int, wanted: Sequence[int]) -> Places:
+        """The wanted clients, and perhaps others, with the data that they hold in that round."""
+        if self._lazy is not None:
+            if not set(wanted) <= set(self.clients):
+                self.clients = {}  # first: what both hold together may be too much
+                self.clients = self._clients(wanted, *examples_of(self._lazy.open(wanted)))
+            return self.clients
+        return self.clients if self.drift is None or round_index < self.drift.round else self._later
+
+    def num_examples_in(self, round_index: int) -> Tensor:
+        """How many training examples each client has in that round."""  # (client,)
+        changed = self.drift is not None and round_index >= self.drift.round
+        return self.num_examples[self.drift.source] if self.drift is not None and changed else self.num_examples
 
     def begin(self, round_index: int) -> "SimulatedClients":
         return SimulatedClients(self, round_index)
@@ -211,19 +231,32 @@ class Simulator:
         groups = iter(lambda: list(islice(rest, self.at_a_time)), [])
         return chain.from_iterable(self._workers.stream(partial(task, group) for group in groups))
 
-    def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:
+    def evaluate(
+        self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0, who: Tensor | None = None
+    ) -> list[Evaluation | None]:
         """Each client's mixture of models on the test data that it holds in that round.
 
-        None for a client without any, or that is not there yet.
+        None for a client without any, that is not there yet, or is none of those who are to be tested.
         """
-        joined = self.participation.joined(self.num_clients, round_index)
-        asked = {
-            client.index: (client, [models[m] for m in mixture], log_shares(mixture))
-            for client, mixture in zip(self.clients_in(round_index)[0], mixtures, strict=True)
-            if joined[client.index]
-        }
-        found = dict(zip(asked, self.ask(partial(evaluations, self.num_classes), asked.values()), strict=True))
-        return [found.get(client) for client in range(self.num_clients)]
+        tested = self.participation.joined(self.num_clients, round_index)
+        places = (tested if who is None else tested & who).nonzero()[:, 0].tolist()
+        found: list[Evaluation | None] = [None] * self.num_clients
+        size = OPENED if self._lazy else max(len(places), 1)
+        rows = list(models)  # so that who shares a model shares its tensor
+        for first in range(0, len(places), size):
+            some = places[first : first + size]
+            clients = self.clients_in(round_index, some)
+            asked = ((clients[c], [rows[m] for m in mixtures[c]], log_shares(mixtures[c])) for c in some)
+            for client, evaluation in zip(some, self.ask(partial(evaluations, self.num_classes), asked), strict=True):
+                found[client] = evaluation
+        return found
+
+
+def examples_of(data: FederatedData) -> tuple[list[Examples], list[Examples]]:
+    """Each client's training and test examples, in pools that all share."""
+    (x_train, images), (x_test, _) = pool(data.x_train), pool(data.x_test)
+    train = [Examples(x_train, data.y_train, index, images) for index in data.train_of]
+    return train, [Examples(x_test, data.y_test, index, images) for index in data.test_of]
 
 
 def log_shares(mixture: Mixture) -> Tensor:
@@ -235,13 +268,18 @@ class SimulatedClients:
 
     def __init__(self, engine: Simulator, round_index: int):
         self.engine, self.round, self.seed = engine, round_index, engine.seed
-        self.clients, self.num_examples = engine.clients_in(round_index)
+        self.num_examples = engine.num_examples_in(round_index)
         self.layout, self.local_steps = engine.layout, engine.training.local_steps
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
         self.num_evaluated = self.layout.num_evaluated
         self.present, self.in_time = engine.participation.draw(engine.num_clients, engine.seed, round_index)
         self.work = Work()
         self._momentum_before, engine.momentum = engine.momentum, dict(engine.momentum)
+
+    @cached_property
+    def clients(self) -> Places:
+        """Those who are present, by their places."""
+        return self.engine.clients_in(self.round, self._present_clients())
 
     def draw_model(self, *path: int) -> Tensor:
         return draw_model(self.engine.factory, self.layout, self.seed, *path)

@@ -35,7 +35,7 @@ class Engine(Protocol):
     def begin(self, round_index: int) -> CountedClients: ...
 
     def evaluate(
-        self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0
+        self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0, who: Tensor | None = None
     ) -> list[Evaluation | None]: ...
 
 
@@ -49,7 +49,8 @@ class Course(Generic[S]):
     state: State
     info: RoundInfo | None = None  # the last round's associations
     history: list[dict[str, Any]] = field(default_factory=list)  # a record for each round, round 0 first
-    placed: list[Tensor] = field(default_factory=list)  # where the best hypothesis had the clients, round 1 first
+    present: Tensor | None = None  # (client,) bool: who took part in the last round
+    placed: list[Tensor] = field(default_factory=list)  # where the best hypothesis had the clients, where they drift
 
     @property
     def round(self) -> int:
@@ -60,7 +61,9 @@ class Course(Generic[S]):
         """The next round is done; its record, to which observers add."""
         clients = self.engine.begin(self.round + 1)
         self.state, self.info = self.problem.method.round(self.state, clients)
-        self.placed.append(self.state.hypotheses.assignment[0])
+        self.present = clients.present
+        if self.config.data.drift_round is not None:
+            self.placed.append(self.state.hypotheses.assignment[0])
         self.history.append({"round": self.round + 1, "work": clients.work.as_dict()})
         return self.history[-1]
 
@@ -92,7 +95,7 @@ def take_up(
     engine.momentum = checkpoint.momentum
     history, told = kept_rounds(config, folder)
     state = unpack(checkpoint.state, problem.method.classes)
-    return Course(config, problem, engine, state, last_info(told), history, placed_in(told))
+    return Course(config, problem, engine, state, last_info(told), history, placed=placed_in(told))
 
 
 def kept_rounds(config: Config, folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from bcfl.client.client import Layout, layout_of
 from bcfl.data.datasets import full_name
+from bcfl.data.lazy import Held, LazyClients
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
-from bcfl.data.partition import FederatedData
 from bcfl.data.scales import remark_on_scales, scales_itself
 from bcfl.engines.simulator import Simulator, find_device
 from bcfl.federation import State
@@ -91,7 +91,7 @@ def resume(
         _refuse_federations(folder)
         problem = prepare(config, given)
         if folder.has("manifest.json"):
-            verify_manifest(problem.data, folder.read("manifest.json"))
+            _verify(problem.data, folder.read("manifest.json"))
         with (
             _engine(config, problem, num_workers, device) as engine,
             resumable(folder, way_on or _how_to_resume(config, folder)),
@@ -163,8 +163,18 @@ def _describe(folder: RunFolder, split: Mapping[str, Any], sites: Sites, made_wi
     folder.write("manifest.json", split)
 
 
-def _split(config: Config, data: FederatedData) -> dict[str, Any]:
+def _verify(data: Held, kept: Mapping[str, Any]) -> None:
+    """Nothing happens if the run was made with these data."""
+    if isinstance(data, LazyClients):
+        data.verify(kept)
+    else:
+        verify_manifest(data, kept)
+
+
+def _split(config: Config, data: Held) -> dict[str, Any]:
     section = config.data
+    if isinstance(data, LazyClients):
+        return data.record()
     own = section.factory is not None
     origin = (data.description, "own") if own else (full_name(section.name, section.domains), section.partition)
     unnamed = own or section.name == "table"  # what no name tells from others, a digest of its content does
@@ -216,7 +226,7 @@ def is_unfinished(path: Path, config: Config) -> bool:
     return folder.has("config.json") and not folder.complete and folder.read("config.json") == config.as_dict()
 
 
-def _engine(config: Config, problem: Problem[FederatedData], num_workers: int | None, device: str) -> Simulator:
+def _engine(config: Config, problem: Problem[Held], num_workers: int | None, device: str) -> Simulator:
     experiment = config.experiment
     participation = experiment.participation()
     return Simulator(

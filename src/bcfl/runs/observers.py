@@ -21,6 +21,7 @@ from bcfl.predict.metrics import agreement, summarise
 from bcfl.predict.predictors import mixtures
 from bcfl.runs.course import Course
 from bcfl.runs.problem import Split
+from bcfl.runs.records import PACKED_FROM, rows_to_json
 from bcfl.runs.settings import Config
 from bcfl.runs.store import RunFolder
 
@@ -83,9 +84,12 @@ class Metrics(Observer):
                 record["mixture"] = self._evaluated(mixtures(course.state, course.info), index)
 
     def _evaluated(self, serving: Serving, index: int) -> dict[str, Any]:
-        models, shares = serving
-        evaluations = self.course.engine.evaluate(models.mean, shares, index)
-        return summarise(evaluations, self.course.engine.layout.likelihood)
+        (models, shares), course = serving, self.course
+        who = course.present if course.config.experiment.evaluate == "present" else None
+        found = summarise(course.engine.evaluate(models.mean, shares, index, who), course.engine.layout.likelihood)
+        if len(shares) < PACKED_FROM:
+            return found
+        return {key: value for key, value in found.items() if not key.startswith("client_")}  # megabytes each round
 
 
 def _associations(state: Hypotheses, before: Tensor, group: Tensor | None) -> dict[str, Any]:
@@ -170,7 +174,7 @@ class Store(Observer):
             "round": index,
             "parent": info.parent.tolist(),
             "log_weight": info.log_weight.tolist(),
-            "assignment": info.assignment.tolist(),
+            "assignment": rows_to_json(info.assignment),
         }
         if info.events is not None:
             associations["events"] = list(info.events)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from bcfl.belief.gaussian import Gaussian
-from bcfl.data.arrays import from_arrays, gathered
+from bcfl.data.arrays import from_arrays
 from bcfl.data.datasets import DATASETS, load
 from bcfl.data.drift import with_drift
+from bcfl.data.lazy import Held, LazyClients, given_clients
 from bcfl.data.partition import FederatedData, partition
 from bcfl.data.tables import Table
 from bcfl.data.validation import with_validation
@@ -53,7 +54,7 @@ S = TypeVar("S", bound=Split)
 class Given:
     """What is given in Python in the place of what settings name."""
 
-    clients: Iterable[Any] | None = None
+    clients: Iterable[Any] | LazyClients | None = None
     factory: ModelFactory | None = None
 
 
@@ -120,21 +121,22 @@ class Problem(Generic[S]):
     sites: Sites = UNKNOWN
 
 
-def prepare(config: Config, given: Given = NOTHING) -> Problem[FederatedData]:
+def prepare(config: Config, given: Given = NOTHING) -> Problem[Held]:
     """The problem that `config` describes; a user's own clients and model take the place of named ones."""
     if given.factory is not None:
         keep_freed_memory(given.factory)
-    data = load_data(config, given.clients)
-    posed = pose(config, data, given.factory or model_factory(config, sizes_of(data)))
+    data = load_clients(config, given.clients)
+    known = data.sample if isinstance(data, LazyClients) else data
+    posed = pose(config, data, given.factory or model_factory(config, sizes_of(known)))
     problem = replace(posed, sites=Sites.of(data))
     own_data, own_model = config.data.factory is not None, config.model.factory is not None
-    likelihood = problem.data.likelihood
+    likelihood = known.likelihood
     if own_data and likelihood.is_plain:
-        _tell_odd_labels(problem.data)
+        _tell_odd_labels(known)
     elif own_data and config.data.likelihood != likelihood.spec:
         logger.info(f"likelihood of y: {likelihood.spec}")
     if (own_data or own_model) and likelihood.is_plain:
-        _tell_odd_scores(problem, config.experiment.seed)
+        _tell_odd_scores(known, problem.factory, config.experiment.seed)
     return problem
 
 
@@ -148,12 +150,11 @@ def _tell_odd_labels(data: FederatedData) -> None:
                        "without examples is learned as one that never comes")  # fmt: skip
 
 
-def _tell_odd_scores(problem: Problem[FederatedData], seed: int) -> None:
+def _tell_odd_scores(data: FederatedData, factory: ModelFactory, seed: int) -> None:
     """Whoever has a model with more classes than there are, or one that returns probabilities, is told."""
-    data = problem.data
     x = data.x_train[data.train_of[0][:PROBED]]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = build(problem.factory, seed, "probe").eval()
+        module = build(factory, seed, "probe").eval()
         try:
             scores = module(x)
         except Exception:  # a user's model may raise anything, and the engine will tell it
@@ -172,7 +173,7 @@ def set_up_memory(*configs: Config) -> None:
     keep_freed_memory(*(None if config.model.factory else MODELS.get(config.model.name) for config in configs))
 
 
-def pose(config: Config, data: FederatedData, factory: ModelFactory) -> Problem[FederatedData]:
+def pose(config: Config, data: Held, factory: ModelFactory) -> Problem[Held]:
     """The configured method on these data, if it suits so many clients."""
     return Problem(data, attach(factory, data.likelihood), method_for(config, data.num_clients, data.likelihood))
 
@@ -205,11 +206,24 @@ def _check_joins(config: Config, num_clients: int) -> None:
         raise ValueError("experiment.joins must leave at least one client that is there from the start")
 
 
-def load_data(config: Config, clients: Iterable[Any] | None = None) -> FederatedData:
-    """The configured data, cut into clients, or a user's own clients."""
+def load_data(config: Config, clients: Iterable[Any] | LazyClients | None = None) -> FederatedData:
+    """The configured data, cut into clients, or a user's own clients: all of them at once."""
+    data = load_clients(config, clients)
+    if isinstance(data, LazyClients):
+        raise ValueError("the clients are opened when they are asked, and this needs the data of all of them at once")
+    return data
+
+
+def load_clients(config: Config, clients: Iterable[Any] | LazyClients | None = None) -> Held:
+    """The same; those of whom each is opened when it is asked are not opened yet."""
     set_up_memory(config)  # now: preparing data may start torch's threads
     section = config.data
     data = _whole_data(config, clients)
+    if isinstance(data, LazyClients):
+        if section.validation or section.drift_round is not None:
+            raise ValueError("data.validation and data.drift_round are for clients whose data are there from the "
+                             "beginning, not for those that are opened when they are asked")  # fmt: skip
+        return data
     named = section.factory is None and clients is None and data.form is None
     if named and (likelihood := own_likelihood(section.likelihood)) is not None:
         data = _with_likelihood(data, likelihood)
@@ -238,10 +252,12 @@ def split_seed(config: Config) -> int:
     return config.experiment.seed if config.data.seed is None else config.data.seed
 
 
-def _whole_data(config: Config, clients: Iterable[Any] | None) -> FederatedData:
+def _whole_data(config: Config, clients: Any) -> Held:
     section = config.data
     if clients is None and section.factory is not None:
-        clients = users_function(section.factory, "data.factory", gathered)()
+        clients = users_function(section.factory, "data.factory", given_clients)()
+    if isinstance(clients, LazyClients):
+        return replace(clients, said=clients.said or own_likelihood(section.likelihood))
     if clients is not None:
         return from_arrays(clients, likelihood=own_likelihood(section.likelihood))
     seed = split_seed(config)

@@ -1,16 +1,23 @@
 """What the files of a run folder may hold: what is read from one is of these kinds, or is named in one line."""
 
+import base64
 import json
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 MOST = 10**15  # that of a thousand rounds can be added up
+MOST_ROWS = 10_000  # hypotheses of a round
 MOST_EXAMPLES = 10**9  # of one class at one client
 # Measures that are not finite where a model's own numbers overflow: that is no damage, and counts as not measured.
 LOOSE = ("nll", "ece")
+PACKED_FROM = 100_000  # clients: of so many, where they are is kept as binary, and nothing of single ones beside it
 SHOWN = 40  # characters of a wrong value
 
 
@@ -179,6 +186,7 @@ def read_associations(folder: Path, clients: int, asked_clusters: int) -> list[d
             raise ValueError(
                 f"{where}: log_weight must be logarithms of weights that add up to 1, got {shown(weights)}"
             )
+        line["assignment"] = _unpacked(line.get("assignment"), clients, where)
         check(line, association_kinds(clients, max(clients, asked_clusters), len(weights), parents), where)
         placed = [[cluster >= 0 for cluster in row] for row in line["assignment"]]
         if any(row != placed[0] for row in placed):
@@ -189,6 +197,26 @@ def read_associations(folder: Path, clients: int, asked_clusters: int) -> list[d
         found.append(line)
         parents = len(weights)
     return found
+
+
+def rows_to_json(rows: Tensor) -> Any:
+    """Rows of small whole numbers for JSON: as they are or, where they are long, as 16-bit numbers in zlib, base64."""
+    if rows.shape[1] < PACKED_FROM or not len(rows):
+        return rows.tolist()
+    content = zlib.compress(rows.numpy().astype("<i2").tobytes(), 6)
+    return {"packed": base64.b64encode(content).decode("ascii")}
+
+
+def _unpacked(found: Any, clients: int, where: str) -> Any:
+    """The rows that `rows_to_json` has packed; what is not packed, as it is."""
+    if not isinstance(found, dict):
+        return found
+    try:
+        unzip = zlib.decompressobj()
+        content = unzip.decompress(base64.b64decode(found["packed"], validate=True), 2 * clients * MOST_ROWS)
+        return np.frombuffer(content, "<i2").reshape(-1, clients).tolist()
+    except (KeyError, TypeError, ValueError, zlib.error):
+        raise ValueError(f"{where}: assignment must be rows of numbers, or packed ones") from None
 
 
 def _lines(path: Path, kinds: Callable[[int], Mapping[str, Kind]], first: int = 1) -> list[dict[str, Any]]:

@@ -191,6 +191,11 @@ class ExperimentConfig:
         ),
     ] = "auto"
 
+    evaluate: Annotated[
+        Literal["all", "present"],
+        Field(description="test all clients, or only those that took part in the round"),
+    ] = "all"
+
     def participation(self) -> Participation:
         return Participation(self.clients_per_round, self.dropout, self.straggling, self.joins)
 

@@ -32,6 +32,7 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("data", "min_test_examples"): 1,
     ("experiment", "joins"): [],
     ("experiment", "together"): None,
+    ("experiment", "evaluate"): "all",
     ("experiment", "mixture"): False,
     ("method", "stay"): None,
     ("method", "racing"): 0.0,

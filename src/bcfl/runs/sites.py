@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bcfl.data.lazy import Held
 from bcfl.data.manifest import names_in
-from bcfl.data.partition import FederatedData
 from bcfl.data.tables import Form
 
 FORM_FILE = "table.json"
@@ -25,7 +25,7 @@ class Sites:
     form: Form | None = None  # how rows of their table become examples
 
     @staticmethod
-    def of(data: FederatedData) -> "Sites":
+    def of(data: Held) -> "Sites":
         return Sites(data.names, tuple(data.num_examples.tolist()), data.form)
 
     @staticmethod

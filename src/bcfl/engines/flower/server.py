@@ -52,9 +52,12 @@ class FlowerEngine:
         self.roster.meet(round_index, everybody=False)
         return FlowerClients(self.roster, self.factory, self.training.local_steps, self.seed, round_index)
 
-    def evaluate(self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0) -> list[Evaluation | None]:
+    def evaluate(
+        self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0, who: Tensor | None = None
+    ) -> list[Evaluation | None]:
         """Each client's mixture on its own test data; None for a client without any, or without a sound answer."""
         roster, joined, num_evaluated = self.roster, self.roster.joined(round_index), self.layout.num_evaluated
+        joined = joined if who is None else joined & who
         sizes = {c: roster.sizes_in(c, round_index) for c in roster.members if joined[c] and roster.online(c)}
         tested = [client for client, size in sizes.items() if size.num_test]
         needed = max((len(mixtures[c]) for c in tested), default=0) * 4 * num_evaluated
