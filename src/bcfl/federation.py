@@ -13,12 +13,13 @@ prior they are always flat.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian, temper
+from bcfl.belief.heads import Asked, HeadLayout, Heads
 
 Mixture = Mapping[int, float]  # model -> its share in what serves a client; the shares sum to one
 Serving = tuple[Gaussian, Sequence[Mixture]]  # (model, vector), and of these each client's mixture
@@ -82,6 +83,19 @@ class State(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnHeads(Protocol):
+    """A state of a method whose clients each have a last layer of their own, which they make from these priors."""
+
+    @property
+    def heads(self) -> Heads | None: ...
+
+
+def heads_in(state: State) -> Heads | None:
+    """The priors of the clients' own last layers, where they have such."""
+    return state.heads if isinstance(state, OwnHeads) else None
+
+
 def served(state: State) -> Serving:
     """What serves each client as one answer: what its state says, or its cluster's model in the best hypothesis."""
     serving = state.serving()
@@ -129,6 +143,7 @@ class Clients(Protocol):
     num_evaluated: int  # parameters, then BatchNorm's statistics: what predictions need; momentum may follow
     present: Tensor  # (client,) bool: who takes part in this round; one who fails to answer a score leaves it
     local_steps: int  # of one fit, unless its jobs say otherwise
+    head: HeadLayout | None  # the last layer, if that is a torch.nn.Linear
     seed: int
     round: int
 
@@ -166,6 +181,15 @@ class Clients(Protocol):
     def share_explained(self, models: Tensor, max_examples: int | None = None) -> Tensor:
         """The share of each client's examples that each model explains best; NaN for absent clients."""
         ...  # (model, vector) -> (client, model) float64
+
+    def last_layer(self, asked: Asked, heads: Heads) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+        """What each present client's data say of its last layer, on the features of these models, in client order.
+
+        `sums`: of products of features and targets, by folds, for normal noise; they say everything. `expansion`: the
+        log-likelihood as a quadratic at the client's mode under each prior. `held_out`: for each candidate the
+        log-likelihood of all examples, each while its fold was kept aside. Who does not answer is left out.
+        """
+        ...
 
     def fit(self, models: Gaussian, jobs: Jobs) -> Iterator[Gaussian | None]:
         """One local posterior per job, in the order of the jobs, as they become ready; None where none is usable."""

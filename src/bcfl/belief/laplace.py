@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 MOST_STEPS = 50
-CLOSE = 1e-9  # a Newton step, in units of the prior's spread, after which the mode is found
+CLOSE = 1e-6  # a Newton step, in units of the prior's spread, after which the mode is found
 
 Values = Callable[[Tensor], Tensor]
 

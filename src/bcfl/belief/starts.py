@@ -76,7 +76,14 @@ def grouped_start(given: Quadratics, base: Fit, group: Tensor, num_clusters: int
 
 
 def best_fit(
-    given: Quadratics, base: Fit, num_clusters: int, *, spread: bool, starts: int, generator: torch.Generator
+    given: Quadratics,
+    base: Fit,
+    num_clusters: int,
+    *,
+    spread: bool,
+    starts: int,
+    generator: torch.Generator,
+    tolerance: float = 1e-9,
 ) -> Fit:
     """The best of several climbs: all begin, the best goes on to the top."""
     prior = population(base)
@@ -84,7 +91,7 @@ def best_fit(
     for _ in range(starts):
         group = start_groups(base, num_clusters, generator)
         start = grouped_start(given, base, group, num_clusters, spread=spread)
-        found = fit(given, start, prior, spread=spread, max_steps=CLIMBS)
+        found = fit(given, start, prior, spread=spread, max_steps=CLIMBS, tolerance=tolerance)
         best = found if best is None or found.log_evidence > best.log_evidence else best
     assert best is not None
-    return fit(given, best.clusters, prior, spread=spread)
+    return fit(given, best.clusters, prior, spread=spread, tolerance=tolerance)

@@ -46,7 +46,7 @@ class Stacked:
         at_a_time: int | None = None,
         tells: bool = True,
     ):
-        self.device, self._template = device, model
+        self.device, self.template = device, model
         self.num_parameters, self.length = model.num_parameters, len(model.vector)
         self.likelihood = model.likelihood
         # The data are on the device once and for all. The clients' pools are kept too, so that no other gets their id.
@@ -133,13 +133,13 @@ class Stacked:
 
     def _add_squares(self, found: Tensor, vector: Tensor, x: Tensor, y: Tensor, share: float) -> None:
         forward = partial(self.model.evaluated, *vector.tensor_split([self.num_parameters]))
-        views = self._template.parameter_views(found)
-        for name, squares in fisher.squares_by_layer(self._template.module.eval(), forward, x, y):
+        views = self.template.parameter_views(found)
+        for name, squares in fisher.squares_by_layer(self.template.module.eval(), forward, x, y):
             views[name].add_(squares.view_as(views[name]), alpha=share)
 
     def _has_closed_form(self, examples: Examples) -> bool:
         """Whether the closed form gives what autograd gives of single examples."""
-        rows, vector = examples.index[: fisher.TRIED], self._template.vector.to(self.device)
+        rows, vector = examples.index[: fisher.TRIED], self.template.vector.to(self.device)
         x, y = self._batch(examples, rows)
         found = torch.zeros_like(vector[: self.num_parameters])
         try:

@@ -97,6 +97,7 @@ class Network(Protocol):
     num_parameters: int
     length: int  # of the parameters and statistics
     likelihood: Likelihood
+    template: FlatModel  # where one model at a time can be looked into, on the CPU
 
     def rows(self, vectors: Sequence[Tensor]) -> Tensor:
         """The vectors of jobs side by side, where the network computes."""  # (job, number)
@@ -233,7 +234,8 @@ class Alone:
     at_a_time = 1
 
     def __init__(self, model: FlatModel):
-        self.model, self.num_parameters, self.length = model, model.num_parameters, len(model.vector)
+        self.model = self.template = model
+        self.num_parameters, self.length = model.num_parameters, len(model.vector)
         self.likelihood = model.likelihood
 
     def rows(self, vectors: Sequence[Tensor]) -> Tensor:

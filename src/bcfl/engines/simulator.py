@@ -1,7 +1,7 @@
 """Many clients on one machine: distinct jobs only, in threads or stacked on a device, the same answers either way."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
+from bcfl.belief.heads import Asked, Heads
 from bcfl.client.check import check_model
 from bcfl.client.client import (
     LocalClient,
@@ -29,6 +30,7 @@ from bcfl.client.client import (
     wanted_models,
 )
 from bcfl.client.examples import Examples, pool
+from bcfl.client.head import answers, examples_seen, head_layout, is_sound
 from bcfl.client.score import Summary, share_explained, total_log_likelihood
 from bcfl.client.stacked import Stacked
 from bcfl.client.together import Together, jobs_together
@@ -164,7 +166,7 @@ class Simulator:
         self.num_classes, draws_globally = check_model(
             probe, min(train, key=len), known.num_classes, batch_size=training.batch_size
         )
-        self.layout = layout_of(probe, training)
+        self.layout, self.head = layout_of(probe, training), head_layout(probe)
         keep_blocks(self.layout.length * probe.vector.element_size())
         crew = crew_for(probe, [max(train, key=len), test[0]], training, draws_globally, device, together)
         self.num_workers = (num_workers or os.cpu_count() or 1) if crew.several and not draws_globally else 1
@@ -271,7 +273,7 @@ class SimulatedClients:
         self.num_examples = engine.num_examples_in(round_index)
         self.layout, self.local_steps = engine.layout, engine.training.local_steps
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
-        self.num_evaluated = self.layout.num_evaluated
+        self.num_evaluated, self.head = self.layout.num_evaluated, engine.head
         self.present, self.in_time = engine.participation.draw(engine.num_clients, engine.seed, round_index)
         self.work = Work()
         self._momentum_before, engine.momentum = engine.momentum, dict(engine.momentum)
@@ -327,6 +329,20 @@ class SimulatedClients:
             self.work.count_look(len(places), len(models), first, last, self.clients[client].num_scored(max_examples))
         self._count_asked(sum(map(len, of_client.values())))
         return mean, covariance
+
+    def last_layer(self, asked: Asked, heads: Heads) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+        assert self.head is not None  # the method has seen to it
+        clients = [self.clients[client] for client in self._present_clients()]
+        told = self.engine.ask(partial(answers, asked, heads, self.head), clients)
+        self._count_asked(len(clients) * len(heads.models))
+        for client, answer in zip(clients, told, strict=True):
+            self.work.count_scored(examples_seen(asked, heads, len(client.train)))
+            self.work.parameters_down += 0 if asked == "sums" else heads.mean.numel() + heads.variance.numel()
+            self.work.scalars_up += sum(part.numel() for part in answer.values())
+            if is_sound(answer):
+                yield client.index, answer
+            else:
+                self.work.rejected += 1
 
     def _count_asked(self, num_models: int) -> None:
         self.work.exchanges += num_models > 0
