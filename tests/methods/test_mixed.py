@@ -120,13 +120,13 @@ def test_one_kind_is_not_split_and_sites_that_do_not_differ_share_one_model() ->
 
 
 def test_who_comes_later_is_heard_and_who_is_away_is_not_forgotten() -> None:
-    data = federation(made_up(24, 8, THREE_KINDS, 0.3, 3))
+    data, method = federation(made_up(24, 8, THREE_KINDS, 0.3, 3)), Mixed(search=False, num_clusters=3)
     with simulator(data, NORMAL) as engine:
-        everybody = after(engine, Mixed())
+        everybody = after(engine, method)
     with simulator(data, NORMAL, clients_per_round=0.5) as engine:
-        some = after(engine, Mixed(), 1)
+        some = after(engine, method, 1)
         assert int((some.hypotheses.assignment[0] >= 0).sum()) == 12
-        in_the_end = after(engine, Mixed(), 8)
+        in_the_end = after(engine, method, 8)
     assert bool((in_the_end.hypotheses.assignment[0] >= 0).all())
     assert torch.allclose(in_the_end.heads.mean, everybody.heads.mean, atol=1e-4)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Asked = Literal["sums", "expansion", "held_out"]
+FULL = 1000  # coefficients up to which the curvature is taken in full; beyond, outputs are kept apart
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class HeadLayout:
         return (noise.sqrt() - self.least_scale).clamp(min=1e-6).log()
 
 
+def num_blocks(layout: HeadLayout) -> int:
+    """How many blocks a curvature has: one, or one for each output."""
+    return 1 if layout.num_coefficients <= FULL else layout.num_outputs
+
+
 @dataclass(frozen=True)
 class Heads:
     """Priors of clients' last layers, N(mean, diag variance), each on the features of a body.
@@ -95,7 +101,7 @@ class Heads:
 
     @property
     def num_candidates(self) -> int:
-        return int(self.candidate.max()) + 1
+        return int(self.candidate.max()) + 1 if len(self.candidate) else 0
 
     @property
     def group(self) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bcfl.belief.heads import Asked, HeadLayout, Heads
+from bcfl.belief.heads import Asked, HeadLayout, Heads, num_blocks
 from bcfl.belief.laplace import Mode, Rows, as_quadratic, mode, pulls
 from bcfl.belief.spread import Quadratics, members
 from bcfl.client.client import LocalClient
@@ -24,7 +24,6 @@ from bcfl.likelihood.real import LEAST_SCALE, Normal
 from bcfl.model.flat import FlatModel
 from bcfl.randomness import generator
 
-FULL = 1000  # coefficients up to which the curvature is taken in full; beyond, outputs are kept apart
 NODES = 32  # of Gauss and Hermite's rule, where a last layer has one output
 DRAWS = 64  # of the outputs, where it has several
 
@@ -67,7 +66,7 @@ class Seen:
             partial(_information, self.likelihood, self.y),
             layout.num_outputs,
             layout.num_unknowns,
-            layout.num_coefficients > FULL,
+            num_blocks(layout) > 1,
         )
 
     @property

@@ -23,8 +23,10 @@ from bcfl.client.client import (
     posteriors,
     scores,
 )
+from bcfl.client.head import answer, head_layout
 from bcfl.client.score import total_log_likelihood
 from bcfl.client.trainer import Alone
+from bcfl.engines.flower import lastlayer
 from bcfl.engines.flower.answers import NOT_KNOWN
 from bcfl.engines.flower.privacy import Protection
 from bcfl.engines.flower.wire import (
@@ -50,6 +52,7 @@ KINDS_OF_SCORES = ("score", "share", "look")
 ASK_KEYS = {
     *("client", "round", "kind", "max-examples", "held-out", "num-models", "first", "total", "from", "to", "shares"),
     *("beliefs", "parents", "strengths", "levels", "curvature", "num-steps", "racing"),
+    *("priors", "folds"),
 }
 
 
@@ -98,6 +101,8 @@ class Respondent:
         """
         ask, round_index = self._ask(content)
         client, kind = self._client(round_index), ask.get("kind")
+        if kind in lastlayer.KINDS:
+            return self._last_layer(content, ask, client)
         count, bound = whole_number(ask, "num-models", 1, 2**31), _bound(ask)
         first, total = whole_number(ask, "first", 0, 2**31), whole_number(ask, "total", 1, 2**31)
         if kind not in KINDS_OF_SCORES or first + count > total:
@@ -114,6 +119,18 @@ class Respondent:
         num_examples = len(client.scored(held_out))
         scores = total_log_likelihood(values, num_examples)
         return self._scores(scores if self.protection is None else self.protection.privacy.scores(scores, num_examples))
+
+    def _last_layer(self, content: RecordDict, ask: Mapping[str, Any], client: LocalClient) -> RecordDict:
+        """What the client's data say of its last layer."""
+        if self.protection is not None:
+            raise ValueError("this client protects its data and tells nothing of its last layer: take another method")
+        layout, asked = head_layout(self.model), lastlayer.asked_of(ask)
+        if layout is None:
+            raise ValueError("this client's model does not end in a torch.nn.Linear")
+        sent, count = arrays_of(content, "models"), whole_number(ask, "num-models", 1, 2**20)
+        models = torch.stack([self._vector(sent, f"mean.{i}", len(self.model.vector)) for i in range(count)])
+        heads = lastlayer.read_heads(content, ask, models, layout.num_coefficients)
+        return lastlayer.told(answer(asked, heads, client, self.model, layout))
 
     def _part(self, ask: Mapping[str, Any], num_scored: int) -> tuple[int, int]:
         """The part of the examples that a look is at."""

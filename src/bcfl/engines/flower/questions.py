@@ -1,7 +1,7 @@
 """The server's side of one round: scores and posteriors asked of the clients behind Flower's grid."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,9 +9,12 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
+from bcfl.belief.heads import Asked, Heads
 from bcfl.client.client import among, draw_model, is_usable, wanted_models
+from bcfl.client.head import Answer, examples_seen
 from bcfl.engines.flower.answers import Trained, read_choice, read_posteriors, read_scores
 from bcfl.engines.flower.exchange import Ask, ordered
+from bcfl.engines.flower.lastlayer import read_told, sent_heads
 from bcfl.engines.flower.roster import Roster
 from bcfl.engines.flower.wire import FIT, SCORE, BeliefArrays, settings_of, to_array
 from bcfl.federation import Choice, Jobs, Work, num_held_out
@@ -31,7 +34,7 @@ class FlowerClients:
         self.num_examples = torch.tensor(sizes, dtype=torch.float64)  # 0: not met yet
         self.layout = roster.layout
         self.num_parameters, self.num_last_layer = self.layout.num_parameters, self.layout.num_last_layer
-        self.num_evaluated = self.layout.num_evaluated
+        self.num_evaluated, self.head = self.layout.num_evaluated, roster.head
         self.present, self.in_time = roster.participation.draw(roster.num_clients, seed, round_index)
         drawn = int(self.present.sum())
         self.present &= torch.tensor([roster.online(client) for client in clients])
@@ -133,6 +136,28 @@ class FlowerClients:
                     yield client, part, answer
         self.work.exchanges += bool(models_of)
         self.work.parameters_down += sum(len(some) for some in models_of.values()) * num_evaluated
+
+    def last_layer(self, asked: Asked, heads: Heads) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+        head = self.head
+        assert head is not None  # the method has seen to it
+        clients, num_models = self._present_clients(), len(heads.models)
+        settings = {"kind": asked, "num-models": num_models, "priors": len(heads), "folds": heads.num_folds}
+        arrays = sent_heads(heads, self.layout.num_evaluated)
+        asks = [self.roster.question(client, self.round, settings, arrays) for client in clients]
+
+        def read(position: int, content: RecordDict) -> Answer:
+            return read_told(content, asked, heads, head, float(self.num_examples[clients[position]]))
+
+        found = dict(self.exchange.ask(SCORE, self.round, asks, self.work, read))
+        self.work.exchanges += 1
+        self.work.parameters_down += len(clients) * num_models * self.layout.num_evaluated
+        for position, client in enumerate(clients):
+            self.work.parameters_down += 0 if asked == "sums" else heads.mean.numel() + heads.variance.numel()
+            if position in found:
+                self.work.count_scored(examples_seen(asked, heads, int(self.num_examples[client])))
+                self.work.scalars_up += sum(part.numel() for part in found[position].values())
+                yield client, found[position]
+        self.exchange.require(len(found), len(clients), SCORE, self.round)
 
     def _part_with(self, incomplete: set[int], num_asked: int) -> None:
         """Clients that did not answer in full leave the round."""

@@ -7,6 +7,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from bcfl.belief.heads import HeadLayout
 from bcfl.client.client import Layout
 from bcfl.engines.flower.answers import Member, Sizes, read_member
 from bcfl.engines.flower.exchange import POLL, Ask, Exchange, Questions
@@ -24,8 +25,8 @@ MOST_NAMES = 10  # of those who are waited for, in one line
 class Roster:
     """The federation's clients, met as their nodes appear."""
 
-    def __init__(self, exchange: Exchange, layout: Layout, participation: Participation):
-        self.exchange, self.layout, self.participation = exchange, layout, participation
+    def __init__(self, exchange: Exchange, layout: Layout, head: HeadLayout | None, participation: Participation):
+        self.exchange, self.layout, self.head, self.participation = exchange, layout, head, participation
         self.num_clients = exchange.terms.num_clients
         self.members: dict[int, Member] = {}
         self.node_of: dict[int, int] = {}  # client -> the node that speaks for it

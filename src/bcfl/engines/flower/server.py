@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from bcfl.client.client import layout_of
+from bcfl.client.head import head_layout
 from bcfl.client.trainer import Training
 from bcfl.engines.flower.answers import read_evaluation
 from bcfl.engines.flower.exchange import Exchange, Terms
@@ -33,14 +34,15 @@ class FlowerEngine:
         terms: Terms,
     ):
         self.factory, self.training, self.seed, self.terms = factory, training, seed, terms
-        self.layout = layout_of(FlatModel(build(factory, seed, "probe")), training)
+        probe = FlatModel(build(factory, seed, "probe"))
+        self.layout = layout_of(probe, training)
         if 4 * self.layout.length > terms.model_bytes:
             raise ValueError(
                 f"the model takes {4 * self.layout.length} bytes, deploy.model_bytes allows {terms.model_bytes}"
             )
         self.momentum: dict[int, dict[int, Tensor]] = {}  # always empty: clients keep their own
         self.exchange = Exchange(grid, terms)
-        self.roster = Roster(self.exchange, self.layout, participation)
+        self.roster = Roster(self.exchange, self.layout, head_layout(probe), participation)
         self.roster.meet(0, everybody=True)
 
     def group_in(self, round_index: int) -> Tensor | None:
