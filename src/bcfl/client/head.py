@@ -4,6 +4,7 @@ Nothing of the examples leaves the client but sums over all of them, or over a f
 (normal noise), of the log-likelihood's slopes and curvature at the client's own mode, or of held-out log-likelihoods.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +21,12 @@ from bcfl.client.client import LocalClient
 from bcfl.client.examples import Examples
 from bcfl.client.trainer import Network
 from bcfl.likelihood import Likelihood, likelihood_of
-from bcfl.likelihood.real import LEAST_SCALE, Normal
+from bcfl.likelihood.measures import Evaluation, measured
+from bcfl.likelihood.real import LEAST_SCALE, Normal, units_in
 from bcfl.model.flat import FlatModel
 from bcfl.randomness import generator
 
-NODES = 32  # of Gauss and Hermite's rule, where a last layer has one output
+NODES = 20  # of Gauss and Hermite's rule, where a last layer has one output
 DRAWS = 64  # of the outputs, where it has several
 
 Answer = dict[str, Tensor]
@@ -72,8 +74,8 @@ class Seen:
     @property
     def target(self) -> Tensor:
         """y in the network's units, where the likelihood is normal."""
-        family = cast(Normal, self.likelihood.family)
-        return (self.y.double() - family.center) / family.spread
+        center, spread = units_in(cast(Normal, self.likelihood.family))
+        return (self.y.double() - center) / spread
 
 
 def _log_prob(likelihood: Likelihood, y: Tensor, output: Tensor) -> Tensor:
@@ -253,14 +255,45 @@ def log_predictive(own: OwnPosterior, places: Tensor, at: Seen, random: torch.Ge
     """log ∫ p(y | x, θ) q(θ) dθ of each example under some priors."""  # (prior, example)
     mean, covariance = output_moments(own, places, at)
     if at.layout.exact:
-        family = cast(Normal, at.likelihood.family)
         variance = own.noise[places, None] + covariance[..., 0, 0]
         square = (at.target - mean[..., 0]).square() / variance
-        return -(square + (2 * torch.pi * variance).log()) / 2 - float(np.log(family.spread))
+        return -(square + (2 * torch.pi * variance).log()) / 2 - math.log(
+            units_in(cast(Normal, at.likelihood.family))[1]
+        )
     points, log_weight = output_points(mean, covariance, random)
-    unknown = own.theta[places, : at.layout.num_unknowns]
-    full = torch.cat([points, unknown[:, None].expand(*points.shape[:-1], -1)], -1)
+    full = with_unknowns(own, places, at.layout, points)
     return (at.likelihood.log_prob(full, at.y).double() + log_weight[:, None, None]).logsumexp(0)
+
+
+def with_unknowns(own: OwnPosterior, places: Tensor, layout: HeadLayout, points: Tensor) -> Tensor:
+    """Outputs with the likelihood's unknowns behind them, as a model gives them."""
+    by_noise, by_theta = layout.log_scale(own.noise[places])[:, None], own.theta[places, : layout.num_unknowns]
+    unknown = by_noise if layout.exact else by_theta
+    return torch.cat([points, unknown[:, None].expand(*points.shape[:-1], -1)], -1)
+
+
+def tested(
+    heads: Heads, client: LocalClient, model: FlatModel, layout: HeadLayout, num_classes: int
+) -> Evaluation | None:
+    """How a client's own last layers, mixed by its membership, predict its test data; None if it has none."""
+    if not len(client.test):
+        return None
+    own, random = own_posterior(heads, client, model, layout), generator(client.seed, "head", client.index)
+    said, log_weights = [], []
+    for body, places in _by_body(heads):
+        at = seen(model, layout, heads.models[body], client.test)
+        points, log_weight = output_points(*output_moments(own, places, at), random)
+        said.append(with_unknowns(own, places, layout, points).flatten(0, 1).float())
+        log_weights.append((log_weight[:, None] + own.log_share[places]).flatten())
+    y = client.test.y[client.test.index]
+    return measured(likelihood_of(model.module), torch.cat(said), torch.cat(log_weights), y, num_classes)
+
+
+def evaluations_by_heads(
+    heads: Heads, layout: HeadLayout, num_classes: int, clients: Sequence[LocalClient], network: Network
+) -> list[Evaluation | None]:
+    """How each client's own last layers predict its test data."""
+    return [tested(heads, client, network.template, layout, num_classes) for client in clients]
 
 
 def _held_out(heads: Heads, fold: Tensor, client: LocalClient, model: FlatModel, layout: HeadLayout) -> Answer:

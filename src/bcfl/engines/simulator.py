@@ -30,7 +30,7 @@ from bcfl.client.client import (
     wanted_models,
 )
 from bcfl.client.examples import Examples, pool
-from bcfl.client.head import answers, examples_seen, head_layout, is_sound
+from bcfl.client.head import answers, evaluations_by_heads, examples_seen, head_layout, is_sound
 from bcfl.client.score import Summary, share_explained, total_log_likelihood
 from bcfl.client.stacked import Stacked
 from bcfl.client.together import Together, jobs_together
@@ -259,6 +259,15 @@ def examples_of(data: FederatedData) -> tuple[list[Examples], list[Examples]]:
     (x_train, images), (x_test, _) = pool(data.x_train), pool(data.x_test)
     train = [Examples(x_train, data.y_train, index, images) for index in data.train_of]
     return train, [Examples(x_test, data.y_test, index, images) for index in data.test_of]
+
+    def evaluate_heads(self, heads: Heads, round_index: int = 0) -> list[Evaluation | None]:
+        """Each client's own last layers on the test data that it holds in that round; None as in `evaluate`."""
+        assert self.head is not None  # without one there are no heads
+        joined = self.participation.joined(self.num_clients, round_index)
+        clients = [client for client in self.clients_in(round_index)[0] if joined[client.index]]
+        found = self.ask(partial(evaluations_by_heads, heads, self.head, self.num_classes), clients)
+        of_client = dict(zip((client.index for client in clients), found, strict=True))
+        return [of_client.get(client) for client in range(self.num_clients)]
 
 
 def log_shares(mixture: Mixture) -> Tensor:

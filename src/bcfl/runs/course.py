@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol
 import torch
 from torch import Tensor
 
+from bcfl.belief.heads import Heads
 from bcfl.client.client import Layout
 from bcfl.federation import Clients, Mixture, RoundInfo, State, Work
 from bcfl.likelihood.measures import Evaluation
@@ -37,6 +38,8 @@ class Engine(Protocol):
     def evaluate(
         self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0, who: Tensor | None = None
     ) -> list[Evaluation | None]: ...
+
+    def evaluate_heads(self, heads: Heads, round_index: int = 0) -> list[Evaluation | None]: ...
 
 
 @dataclass

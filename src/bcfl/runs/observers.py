@@ -16,7 +16,7 @@ from torch import Tensor
 from bcfl.association.hypotheses import align
 from bcfl.belief.gaussian import distinct
 from bcfl.engines.heap import physical_memory
-from bcfl.federation import Hypotheses, Serving, served
+from bcfl.federation import Hypotheses, Serving, heads_in, served
 from bcfl.predict.metrics import agreement, summarise
 from bcfl.predict.predictors import mixtures
 from bcfl.runs.course import Course
@@ -79,7 +79,11 @@ class Metrics(Observer):
         record |= _associations(course.state.hypotheses, self.before, course.problem.data.group_in(index))
         self.before = course.state.hypotheses.assignment[0]
         if index % experiment.evaluate_every == 0 or index == experiment.rounds:
-            record |= self._evaluated(served(course.state), index)
+            heads = heads_in(course.state)
+            if heads is None:
+                record |= self._evaluated(served(course.state), index)
+            else:
+                record |= summarise(course.engine.evaluate_heads(heads, index), course.engine.layout.likelihood)
             if experiment.mixture:
                 record["mixture"] = self._evaluated(mixtures(course.state, course.info), index)
 
@@ -151,6 +155,8 @@ class Warnings(Observer):
 
 def _learned(record: Mapping[str, Any]) -> bool:
     work = record["work"]
+    if not work["trainings"] and not work["late"]:  # a method that asks for sums, not for trainings
+        return bool(work["scalars_up"] > 0 and not work["rejected"])
     return bool(work["trainings"] > work["rejected"])
 
 

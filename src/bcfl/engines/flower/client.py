@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian
+from bcfl.belief.heads import HeadLayout, Heads
 from bcfl.client.client import (
     Later,
     LocalClient,
@@ -23,7 +24,7 @@ from bcfl.client.client import (
     posteriors,
     scores,
 )
-from bcfl.client.head import answer, head_layout
+from bcfl.client.head import answer, head_layout, tested
 from bcfl.client.score import total_log_likelihood
 from bcfl.client.trainer import Alone
 from bcfl.engines.flower import lastlayer
@@ -44,6 +45,7 @@ from bcfl.engines.flower.wire import (
     whole_number,
 )
 from bcfl.extensions.racing import moments
+from bcfl.likelihood.measures import Evaluation
 from bcfl.model.flat import FlatModel, SharedModels
 
 MAX_STEPS = 1_000_000  # of all local trainings that one question asks for: no client trains more, whoever asks
@@ -124,13 +126,17 @@ class Respondent:
         """What the client's data say of its last layer."""
         if self.protection is not None:
             raise ValueError("this client protects its data and tells nothing of its last layer: take another method")
-        layout, asked = head_layout(self.model), lastlayer.asked_of(ask)
+        heads, layout = self._heads(content, ask)
+        return lastlayer.told(answer(lastlayer.asked_of(ask), heads, client, self.model, layout))
+
+    def _heads(self, content: RecordDict, ask: Mapping[str, Any]) -> tuple[Heads, HeadLayout]:
+        """The priors of last layers that a message brings, and where this model has its own."""
+        layout = head_layout(self.model)
         if layout is None:
             raise ValueError("this client's model does not end in a torch.nn.Linear")
         sent, count = arrays_of(content, "models"), whole_number(ask, "num-models", 1, 2**20)
         models = torch.stack([self._vector(sent, f"mean.{i}", len(self.model.vector)) for i in range(count)])
-        heads = lastlayer.read_heads(content, ask, models, layout.num_coefficients)
-        return lastlayer.told(answer(asked, heads, client, self.model, layout))
+        return lastlayer.read_heads(content, ask, models, layout.num_coefficients), layout
 
     def _part(self, ask: Mapping[str, Any], num_scored: int) -> tuple[int, int]:
         """The part of the examples that a look is at."""
@@ -257,12 +263,12 @@ class Respondent:
         ask, round_index = self._ask(content)
         if self.protection is not None:
             raise ValueError("this client protects its data and is not tested")
-        shares = list_of(ask, "shares", float)
-        if not shares or any(not 0 < share <= 1.001 for share in shares):
-            raise ValueError("shares must be numbers in (0, 1], one per model and at least one")
-        vectors, log_weight = self._vectors(content, len(shares)), torch.tensor(shares, dtype=torch.float64).log()
-        client, network = self._client(round_index), Alone(self.model)
-        (evaluation,) = evaluations(self.num_classes, [(client, list(vectors), log_weight)], network)
+        client = self._client(round_index)
+        if "priors" in ask:
+            heads, layout = self._heads(content, ask)
+            evaluation = tested(heads, client, self.model, layout, self.num_classes)
+        else:
+            evaluation = self._by_models(content, ask, client)
         if evaluation is None:
             raise ValueError("this client has no test data")
         rows = {"sums": evaluation.sums, "values": evaluation.values}
@@ -273,6 +279,14 @@ class Respondent:
             for name, of in rows.items()
         } | {name: to_array(table) for name, table in evaluation.tables.items()}
         return RecordDict({"answer": ArrayRecord(answer)})
+
+    def _by_models(self, content: RecordDict, ask: Mapping[str, Any], client: LocalClient) -> Evaluation | None:
+        shares = list_of(ask, "shares", float)
+        if not shares or any(not 0 < share <= 1.001 for share in shares):
+            raise ValueError("shares must be numbers in (0, 1], one per model and at least one")
+        vectors, log_weight = self._vectors(content, len(shares)), torch.tensor(shares, dtype=torch.float64).log()
+        (found,) = evaluations(self.num_classes, [(client, list(vectors), log_weight)], Alone(self.model))
+        return found
 
     def _ask(self, content: RecordDict) -> tuple[Mapping[str, Any], int]:
         only(content, ("ask", "models"))

@@ -7,11 +7,13 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from bcfl.belief.heads import Heads
 from bcfl.client.client import layout_of
 from bcfl.client.head import head_layout
 from bcfl.client.trainer import Training
 from bcfl.engines.flower.answers import read_evaluation
-from bcfl.engines.flower.exchange import Exchange, Terms
+from bcfl.engines.flower.exchange import Ask, Exchange, Terms
+from bcfl.engines.flower.lastlayer import sent_heads
 from bcfl.engines.flower.questions import FlowerClients
 from bcfl.engines.flower.roster import Roster
 from bcfl.engines.flower.wire import EVALUATE, to_array
@@ -73,13 +75,28 @@ class FlowerEngine:
             shares = {"shares": list(mixtures[client].values())}
             asks.append(roster.question(client, round_index, shares, arrays))
 
+        return self._evaluations(asks, round_index)
+
+    def evaluate_heads(self, heads: Heads, round_index: int = 0) -> list[Evaluation | None]:
+        """Each client's own last layers on its own test data; None as in `evaluate`."""
+        roster, joined = self.roster, self.roster.joined(round_index)
+        there = [client for client in roster.members if joined[client] and roster.online(client)]
+        settings = {"num-models": len(heads.models), "priors": len(heads), "folds": heads.num_folds}
+        arrays = sent_heads(heads, self.layout.num_evaluated)
+        tested = [client for client in there if roster.sizes_in(client, round_index).num_test]
+        return self._evaluations(
+            [roster.question(client, round_index, settings, arrays) for client in tested], round_index
+        )
+
+    def _evaluations(self, asks: Sequence[Ask], round_index: int) -> list[Evaluation | None]:
+        """What the clients that are asked make of their test data."""
+
         def read(position: int, content: RecordDict) -> Evaluation:
-            client = tested[position]
-            return read_evaluation(
-                content, self.layout.likelihood, roster.members[client].num_classes, sizes[client].num_test
-            )
+            client = asks[position].client
+            num_test = self.roster.sizes_in(client, round_index).num_test
+            return read_evaluation(content, self.layout.likelihood, self.roster.members[client].num_classes, num_test)
 
         evaluations: list[Evaluation | None] = [None] * self.terms.num_clients
         for position, evaluation in self.exchange.ask(EVALUATE, round_index, asks, Work(), read):
-            evaluations[tested[position]] = evaluation
+            evaluations[asks[position].client] = evaluation
         return evaluations
