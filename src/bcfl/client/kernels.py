@@ -111,7 +111,7 @@ class Kernels:
         of: Callable[[Tensor, Tensor | None], Tensor],
     ) -> Iterator[tuple[slice, Tensor]]:
         if self.unknowns.start < self.unknowns.stop:
-            delta, of_unknowns = delta.split(self.layers[-1].outputs, 2)
+            delta, of_unknowns = delta.tensor_split([self.layers[-1].outputs], 2)
             yield self.unknowns, of(of_unknowns, None)
         for place in reversed(range(len(self.layers))):
             layer, x = self.layers[place], inputs[place]

@@ -56,7 +56,11 @@ def outputs(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Exam
 
 def log_probabilities(model: FlatModel, vectors: Tensor | Sequence[Tensor], examples: Examples, rows: Tensor) -> Tensor:
     """log p(class|x) of the chosen examples under each model, in evaluation mode."""  # (model, example, class)
-    return _predicted(model, vectors, examples, rows, lambda scores, _: floored(scores.log_softmax(2)))
+
+    def of_classes(scores: Tensor, _: Tensor) -> Tensor:
+        return floored(model.likelihood.log_classes(scores))
+
+    return _predicted(model, vectors, examples, rows, of_classes)
 
 
 def _predicted(

@@ -31,7 +31,7 @@ from bcfl.engines.flower import FlowerEngine, Respondent, Terms
 from bcfl.engines.flower.exchange import Exchange
 from bcfl.engines.flower.privacy import Ledger, Protection, privacy_from, spent
 from bcfl.engines.flower.wire import name_in
-from bcfl.likelihood import AUTO, CATEGORICAL, attach
+from bcfl.likelihood import AUTO, CATEGORICAL, Likelihood, attach
 from bcfl.model.flat import FlatModel, build
 from bcfl.runs.loop import is_unfinished, run_on
 from bcfl.runs.observers import Observer
@@ -70,6 +70,15 @@ def read_run_config(values: Mapping[str, Any]) -> tuple[Config, Terms, Path]:
     return parse_config(nested), terms, out
 
 
+def likelihood_for_all(config: Config) -> Likelihood:
+    """The likelihood of a federation, whose clients cannot see each other's y: its settings say all of it."""
+    likelihood = own_likelihood(config.data.likelihood) or CATEGORICAL
+    if likelihood.left_open:
+        raise ValueError(f"data.likelihood = {likelihood.spec} must be told in full in a federation, where nobody sees "
+                         f"all y: {', '.join(likelihood.left_open)} too")  # fmt: skip
+    return likelihood
+
+
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     config, terms, out = read_run_config(context.run_config)
@@ -79,7 +88,7 @@ def serve(grid: Grid, context: Context) -> None:
             return
         if not is_unfinished(out, config):  # before the engine waits for the clients
             refuse_if_full(folder, config.as_dict())
-        likelihood = own_likelihood(config.data.likelihood) or CATEGORICAL
+        likelihood = likelihood_for_all(config)
         method = method_for(config, terms.num_clients, likelihood)
         experiment = config.experiment
         factory, participation = attach(model_factory(config), likelihood), experiment.participation()
@@ -167,7 +176,7 @@ def _respondent(run_config: tuple[tuple[str, Any], ...], node_config: tuple[tupl
         return train, Examples(x_test, data.y_test, data.test_of[client], images)
 
     train, test = held_by(own)
-    likelihood = own_likelihood(config.data.likelihood) or CATEGORICAL
+    likelihood = likelihood_for_all(config)
     said = data.likelihood if config.data.likelihood == AUTO else likelihood.fitted(data.y_train)
     if said != likelihood:
         raise ValueError("data.likelihood must be told in full in a federation, where nobody sees all y: for this "

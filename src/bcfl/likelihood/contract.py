@@ -12,6 +12,7 @@ from bcfl.likelihood.classes import Categorical
 from bcfl.likelihood.own import Own
 
 EXTRAS = ("weight", "offset", "exposure")  # what further columns of y may be
+OPEN = ("num_classes", "center", "spread", "unit", "edges")  # options that may be left to y
 PER = ("all", "cluster")  # whose the unknowns are
 
 
@@ -87,6 +88,11 @@ class Likelihood:
         return isinstance(self.family, Categorical) and self.family.class_weight is None and not self.extras
 
     @property
+    def left_open(self) -> tuple[str, ...]:
+        """The options that nobody has told, and that all clients' y are to say."""
+        return tuple(name for name in OPEN if getattr(self.family, name, 0) is None)
+
+    @property
     def discrete(self) -> bool:
         """Whether no log-likelihood is above 0."""
         return self.family.discrete
@@ -151,6 +157,14 @@ class Likelihood:
         target, extra = self.parted(y)
         log_p = self.family.log_prob(self.shifted(output, extra), target)
         return log_p * extra["weight"] if "weight" in extra else log_p
+
+    def log_classes(self, output: Tensor) -> Tensor:
+        """log p of every class, where y is one: of yes or no, both."""  # (..., example, class)
+        if self.family.kind == "classes":
+            return self.family.log_probs(output)  # type: ignore[attr-defined, no-any-return]
+        if self.family.kind == "labels" and self.family.num_outputs == 1:
+            return torch.cat([F.logsigmoid(-output), F.logsigmoid(output)], -1)
+        raise ValueError(f"likelihood {self.name} has no probabilities of classes: use predict")
 
     def of_models(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The same of the outputs of several models, also where a function of the user's takes only one."""

@@ -55,6 +55,28 @@ LEADS = {  # the measure that tells most, and whether more of it is better
 }
 
 
+TITLES = {  # every measure by its plain name, in the order in which they are told, and what people call it
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "auc": "AUC",
+    "sensitivity": f"sensitivity at specificity {SPECIFICITY}",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R²",
+    "deviance": "deviance",
+    "concordance": "concordance",
+    "integrated_brier": "integrated Brier score",
+    "mean_iou": "mean IoU",
+    "perplexity": "perplexity",
+    "nll": "NLL",
+    "crps": "CRPS",
+    "coverage_50": "coverage of 50 % intervals",
+    "coverage_90": "coverage of 90 % intervals",
+    "ece": "calibration error",
+    "brier": "Brier score",
+}
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Everything that the measures of one client are computed from."""

@@ -19,6 +19,7 @@ from bcfl.client.score import (
     last_layer_scores,
     log_likelihoods,
     log_probabilities,
+    outputs,
     take_statistics,
     total_log_likelihood,
 )
@@ -88,6 +89,14 @@ class Predictor:
         if lost.any():
             raise ValueError(f"data: the model's scores of example {int(lost.nonzero()[0])} are not finite")
         return probability
+
+    def predict(self, x: Any) -> Tensor:
+        """The mean of y by the mixture of the models, or its likeliest class."""  # (example, ...)
+        examples, model = examples_of(self.factory, x, None), _model(self.factory)
+        said = outputs(model, self.beliefs.mean, examples, torch.arange(len(examples)))
+        mean = torch.tensordot(self.share, model.likelihood.mean(said).double(), 1)
+        answer: Tensor = mean.argmax(-1) if model.likelihood.family.kind == "classes" else mean
+        return answer
 
     def with_statistics_of(self, examples: Examples) -> "Predictor":
         """The same mixture, but with BatchNorm statistics of these examples in each of its models."""

@@ -12,6 +12,7 @@ from bcfl.belief.evidence import Temperature
 from bcfl.client.score import take_statistics
 from bcfl.data.datasets import full_name
 from bcfl.federation import RoundInfo, State, served
+from bcfl.likelihood.measures import TITLES
 from bcfl.model.flat import ModelFactory
 from bcfl.predict.mixtures import ClusterPrior
 from bcfl.predict.predictors import (
@@ -29,8 +30,8 @@ from bcfl.runs.sites import UNKNOWN, PerSite, Sites, per_site
 
 SHOWN = 12  # clusters whose sizes a result's short form tells
 SURE = 0.99  # a probability from which it counts a client as placed
-MEASURED = ("accuracy", "macro_f1", "nll", "ari")  # what it tells of the end
-MIXTURE = ("accuracy", "nll", "ece", "brier")  # what is compared between a mixture and a single model
+MEASURED = 3  # how many measures it tells of the end, and the agreement with true groups
+OF_CLASSES = ("accuracy", "macro_f1", "nll", "ece", "brier")  # null where they were not measured
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Result:
         sizes = torch.bincount(self.assignment[self.assignment >= 0]).tolist()
         members = ", ".join(map(str, sizes[:SHOWN])) + f", … {len(sizes) - SHOWN} more" * (len(sizes) > SHOWN)
         sure = int((self.probability.max(1).values >= SURE).sum())
-        measured = [f"{key} {value:.3f}" for key in MEASURED if (value := summary.get(key)) is not None]
+        told = [key for key in TITLES if summary.get(key) is not None and key not in ("auc", "sensitivity")][:MEASURED]
+        measured = [f"{key} {summary[key]:.3f}" for key in (*told, "ari") if summary.get(key) is not None]
         work = summary["work"]
         lines = [
             f"{summary['method']} on {on}, seed {summary['seed']}, {summary['rounds']} rounds",
@@ -159,6 +161,10 @@ class Result:
             x, y = self.sites.form.examples(x)
         return associate(self.state.hypotheses, self.factory, x, y, temperature, prior)
 
+    def predict(self, client: int | str, x: Any) -> Tensor:
+        """The point predictions of a client's mixture: the mean of y, or the likeliest class."""  # (example, ...)
+        return self.mixture(client).predict(self._inputs(x))
+
     @property
     def accuracy(self) -> float | None:
         """Over all clients' own test examples at the end; None without test data."""
@@ -175,8 +181,9 @@ class Result:
             "method": self.config.method["name"],
             "seed": self.config.experiment.seed,
             "rounds": last["round"],
-            **{key: last.get(key) for key in ("accuracy", "macro_f1", "nll", "ece", "brier", "ari")},
-            **({"mixture": {key: last["mixture"][key] for key in MIXTURE}} if last.get("mixture") else {}),
+            **{key: last.get(key) for key in (*OF_CLASSES, "ari")},
+            **{key: last[key] for key in TITLES if key in last and key not in OF_CLASSES},
+            **({"mixture": _mixture(last["mixture"])} if last.get("mixture") else {}),
             "assignment": self.assignment.tolist(),
             **({} if self.sites.names is None else {"names": list(self.sites.names)}),
             "work": totals,
@@ -200,3 +207,8 @@ class Result:
         if self.info is not None:
             return self.info.assignment, self.info.log_weight
         return self.state.hypotheses.assignment, self.state.hypotheses.log_weight
+
+
+def _mixture(measured: dict[str, Any]) -> dict[str, Any]:
+    """What is compared between a mixture and a single model."""
+    return {key: measured[key] for key in TITLES if key in measured and key != "macro_f1"}
