@@ -20,8 +20,9 @@ from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.data.drift import with_drift
 from bcfl.engines.simulator import Participation
+from bcfl.extensions.births import SKETCH, Pulls, Searching, Stories, View, split
 from bcfl.federation import Hypotheses, RoundInfo
-from bcfl.methods.births import SKETCH, AutoBCFL, Pulls, Searching, Stories, _View, split
+from bcfl.methods.auto import AutoBCFL
 from bcfl.methods.steps import distinct_groups
 from bcfl.randomness import generator
 from bcfl.runs.loop import resume, start
@@ -191,7 +192,7 @@ def test_clients_that_are_away_count_for_the_size_of_their_cluster() -> None:
     state = in_clusters([0] * 5 + [1] * 5, [[0.0, 0.0], [5.0, 0.0]])
     present = torch.tensor([True] * 6 + [False] * 4)
     evidence = torch.zeros(6, 2, dtype=torch.float64)
-    view, method = _View(state, 0, evidence, present), AutoBCFL(concentration=0.1)
+    view, method = View(state, 0, evidence, present), AutoBCFL(concentration=0.1)
     seated = method._seated(view)
     assert seated[0].exp().tolist() == pytest.approx([4, 5])
     assert seated[5].exp().tolist() == pytest.approx([5, 4])

@@ -7,8 +7,9 @@ from federation_fixtures import pulled_clients
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, pairwise_distances
 
-from bcfl.methods import kmeans as clustering
-from bcfl.methods.kmeans import gram, k_means, squared_distances, warm_up
+from bcfl.association import k_means as module
+from bcfl.association.k_means import gram, k_means, squared_distances
+from bcfl.methods.warm_up import warm_up
 from bcfl.randomness import generator
 
 
@@ -18,7 +19,7 @@ def rows(num_rows: int = 9, num_parameters: int = 50, seed: int = 0) -> torch.Te
 
 @pytest.mark.parametrize("block", [7, 1 << 20])
 def test_gram_is_of_centred_rows_whatever_the_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clustering, "BLOCK", block)
+    monkeypatch.setattr(module, "BLOCK", block)
     centred = rows().double() - rows().double().mean(0)
     assert torch.allclose(gram(rows()), centred @ centred.T)
 

@@ -9,12 +9,12 @@ import torch
 from federation_fixtures import predictors, simulator, tiny_federation
 from torch import Tensor
 
+from bcfl.association.k_means import k_means
 from bcfl.belief.gaussian import Gaussian
 from bcfl.belief.robust import Robust, no_farther
 from bcfl.engines.simulator import Simulator
 from bcfl.federation import Choice, Hypotheses, Jobs
 from bcfl.methods import make_method
-from bcfl.methods.kmeans import k_means
 from bcfl.randomness import generator
 
 FUSING = ["fedavg", "bp-fedavg", "ifca", "wecfl", "fesem", "fedsoft"]

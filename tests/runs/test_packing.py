@@ -12,10 +12,10 @@ from torch import Tensor
 
 import bcfl
 from bcfl.belief.gaussian import Gaussian, flat
+from bcfl.extensions.births import Searching
 from bcfl.extensions.staying import Remembering
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods import METHODS, Entry, make_method
-from bcfl.methods.births import Searching
 from bcfl.methods.steps import Personal, single_story
 from bcfl.runs.packing import Packed, classes_of, pack, unpack
 from bcfl.runs.store import Checkpoint, RunFolder

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from bcfl.federation import Method
 from bcfl.methods.attentive import FedAMP, FedSoft
+from bcfl.methods.auto import AutoBCFL
 from bcfl.methods.averaging import BPFedAvg, FedAvg, Local
 from bcfl.methods.bcfl import BCFL
-from bcfl.methods.births import AutoBCFL
 from bcfl.methods.hard import IFCA, KMeansClustering
 from bcfl.methods.near import Ditto, FedProx
 from bcfl.methods.representation import FedRep

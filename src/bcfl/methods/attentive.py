@@ -7,11 +7,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from bcfl.association.k_means import squared_distances
 from bcfl.belief.gaussian import flat
 from bcfl.belief.robust import all_bounded, middle, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods.bounds import Defence, NumClusters, Proximal, ScoringExamples
-from bcfl.methods.kmeans import squared_distances
 from bcfl.methods.steps import Personal, draw_starts, mean_by_examples, single_story, unit
 from bcfl.randomness import numpy_generator
 

@@ -32,7 +32,6 @@ from bcfl.methods.bounds import (
     ScoringExamples,
     Tempering,
 )
-from bcfl.methods.kmeans import warm_up
 from bcfl.methods.steps import (
     Fuse,
     distinct_groups,
@@ -41,6 +40,7 @@ from bcfl.methods.steps import (
     single_story,
     train_groups,
 )
+from bcfl.methods.warm_up import warm_up
 from bcfl.predict.mixtures import varied
 from bcfl.randomness import generator
 

@@ -7,12 +7,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from bcfl.association.k_means import k_means
 from bcfl.belief.gaussian import Gaussian, flat
 from bcfl.belief.robust import all_bounded, no_farther, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods.bounds import Defence, NumClusters, Proximal, ScoringExamples
-from bcfl.methods.kmeans import cluster_means, k_means
 from bcfl.methods.steps import FusionStack, draw_starts, single_story, unit
+from bcfl.methods.warm_up import cluster_means
 from bcfl.randomness import stream_seed
 
 

@@ -13,8 +13,8 @@ from bcfl.belief.evidence import PointKind, evidence_points, temper_scores
 from bcfl.belief.gaussian import Gaussian
 from bcfl.federation import Clients, Hypotheses, Jobs, Mixture, RoundInfo, Serving, prior_of
 from bcfl.methods.bounds import Forgetting, Fusing, NumClusters, ScoringExamples, Tempering
-from bcfl.methods.kmeans import warm_up
 from bcfl.methods.steps import Fuse, draw_starts, single_story
+from bcfl.methods.warm_up import warm_up
 from bcfl.randomness import generator
 
 NEGLIGIBLE = 1e-3  # a client does not train a cluster to which it belongs with less probability
