@@ -224,7 +224,7 @@ def test_options_that_no_method_here_has_are_refused_where_they_are_written() ->
     ("values", "says"),
     [
         ({"method": {"name": "fedproxy"}}, "unknown method 'fedproxy'; did you mean 'fedprox'?"),
-        ({"training": {"loss": "mse"}}, "there is no other loss"),
+        ({"training": {"loss": "mse"}}, "the likelihood of y says: data.likelihood"),
         ({"training": {"local_epochs": 2}}, "training.local_steps (an epoch is examples ÷ training.batch_size)"),
         ({"training": {"lr": 0.1}}, "did you mean training.learning_rate?"),
     ],
@@ -380,7 +380,7 @@ def test_data_of_the_users_own_decide_nothing_about_the_model() -> None:
 def test_what_own_clients_would_ignore_is_refused_but_read_from_older_runs(key: str) -> None:
     given = {"factory": "a:b", key: getattr(OTHER["data"], key) or "there"}
     own = [f"data.{name}={json.dumps(value)}" for name, value in given.items()]
-    if key in ("seed", "validation", "drift_round", "drift_share"):
+    if key in ("likelihood", "seed", "validation", "drift_round", "drift_share"):
         own += ["data.drift_round=2"] * (key == "drift_share")
         assert load_config(None, own).data.factory == "a:b"
         return
@@ -411,6 +411,18 @@ OTHER = {
         min_test_examples=2,
         rotations=(0, 90),
         domains=("mnist",),
+        likelihood="poisson",
+        site="hospital",
+        target=("time", "event"),
+        test=0.3,
+        categories=("cp",),
+        drop=("ca",),
+        person="patient",
+        weight="w",
+        offset="o",
+        exposure="e",
+        rare=2,
+        rows="all",
         validation=0.2,
         drift_round=9,
         drift_share=0.5,

@@ -1,6 +1,7 @@
 """The options that commands share, and what their values may be: what is unusable is told before any work."""
 
 import inspect
+import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -134,6 +135,55 @@ class Follow:
     mlflow: Tracker = None
     as_json: Json = False
     quiet: Quiet = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the user's own: each is the setting of [data] by that name."""
+
+    data: Annotated[Path | None, option("FILE", "a table, .csv or .parquet, with a row for each example", PATH)] = None
+    site: Annotated[str | None, option("COLUMN", "which site a row is from: each is a client")] = None
+    target: Annotated[str | None, option("COLUMN", "what to predict; of times TIME,EVENT")] = None
+    test: Annotated[
+        str | None,
+        option("SHARE|COLUMN|FILE", "each site's share to test on (default: 0.25), or which rows are"),
+    ] = None
+    likelihood: Annotated[str | None, option("NAME", "what the target is, where that is not plain")] = None
+    drop: Annotated[str | None, option("COLUMN,…", "columns to leave out")] = None
+    categories: Annotated[str | None, option("COLUMN,…", "columns of numbers that stand for kinds")] = None
+
+    def settings(self) -> tuple[str, ...]:
+        """As --set takes them."""
+        given: dict[str, Any] = {key: value for key, value in vars(self).items() if value is not None}
+        if self.data is None:
+            for key in given:
+                if key != "likelihood":
+                    raise click.UsageError(f"--{key} is for a table: give that, too, as --data FILE")
+            return tuple(f"data.{key}={_quoted(value)}" for key, value in given.items())
+        for key in ("site", "target"):
+            if key not in given:
+                raise click.UsageError(f"--data needs --{key} COLUMN")
+        for key in ("drop", "categories", "target"):
+            parts = given.get(key, "").split(",")
+            if key in given and (key != "target" or len(parts) > 1):
+                given[key] = parts
+        if self.test is not None and _is_number(self.test):
+            given["test"] = float(self.test)
+        del given["data"]
+        return ("data.name=table", f"data.path={_quoted(str(self.data))}",
+                *(f"data.{key}={_quoted(value)}" for key, value in given.items()))  # fmt: skip
+
+
+def _quoted(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

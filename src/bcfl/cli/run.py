@@ -20,6 +20,7 @@ def run(
     config: options.ConfigFile = None,
     overrides: options.Overrides = (),
     seed: options.Seed = None,
+    table: options.Table,
     out: options.RunOut = None,
     machine: options.Machine,
     follow: options.Follow,
@@ -28,6 +29,7 @@ def run(
 
     examples:
       bcfl run
+      bcfl run --data patients.csv --site hospital --target died     a table of your own, one client per hospital
       bcfl run settings.toml --seed 1 --out runs/a
       bcfl run --set data.partition='label(4,10,0.1)' --set method.name=bcfl-mh-6-w --set method.num_clusters=4
       bcfl run --set data.factory=mine:make_clients --set model.factory=mine:make_model   functions in mine.py
@@ -37,7 +39,7 @@ def run(
     from bcfl.runs.settings import load_config
 
     look_here()
-    settings = load_config(config, overrides, seed=seed)
+    settings = load_config(config, (*table.settings(), *overrides), seed=seed)
     with folder_for(settings, out) as folder:
         return show(follow, lambda observers: start(settings, folder, **vars(machine), observers=observers))
 

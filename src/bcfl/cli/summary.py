@@ -29,7 +29,10 @@ def print_result(result: Result) -> None:
         console.print(
             "agreement: adjusted Rand index of the assignment with the true groups, 1 is perfect\n", style="dim"
         )
-    if result.state.hypotheses.num_clusters < MANY:
+    if result.sites.names is not None and len(result.assignment) < MANY:
+        titles, *rows = result.by_site().rows
+        console.print(_table("site by site", titles[:1], titles[1:], rows))
+    elif result.state.hypotheses.num_clusters < MANY:
         console.print(_members(result))
         if result.num_hypotheses == 1 < result.state.hypotheses.num_clusters:
             console.print("sure: one hypothesis was kept, so this is 1 whatever the data say\n", style="dim")
@@ -62,7 +65,7 @@ def print_newcomer(newcomer: Newcomer, result: Result, name: str) -> None:
     beside = "" if usual is None else f" (the run's own clients: {usual:.3f}; far above, it may belong nowhere)"
     console.print(f"NLL per example {newcomer.nll:.3f}{beside}", soft_wrap=True)
     likely = sorted(((-p, client) for client, p in enumerate(newcomer.resembles.tolist()) if p >= 0.05))
-    others = _some([f"{client} ({-p:.2f})" for p, client in likely], 12) or "none"
+    others = _some([f"{result.sites.name_of(client)} ({-p:.2f})" for p, client in likely], 12) or "none"
     console.print(f"shares a cluster with clients (probability): {others}", soft_wrap=True)
 
 
@@ -93,7 +96,8 @@ def _members(result: Result) -> Table:
     for cluster in range(result.state.hypotheses.num_clusters):
         members = (result.assignment == cluster).nonzero()[:, 0].tolist()
         sure = probability[members, cluster]
-        named = [f"{c}" if p >= 0.995 else f"{c} ({p:.2f})" for c, p in zip(members, sure.tolist(), strict=True)]
+        called = map(result.sites.name_of, members)
+        named = [f"{c}" if p >= 0.995 else f"{c} ({p:.2f})" for c, p in zip(called, sure.tolist(), strict=True)]
         rows.append([f"{cluster}", _some(named, 24), f"{len(members)}", f"{float(sure.mean()):.2f}" if members else ""])
     if unseen := int((result.assignment < 0).sum()):
         rows.append(["none", "never took part", f"{unseen}", ""])

@@ -31,10 +31,7 @@ class Columns:
 
     members: list[Ints]  # (column,) -> clients
     colour_of: Ints  # (column,)
-
-    @property
-    def labels(self) -> list[str]:
-        return [str(m[0]) if len(m) == 1 else f"{m[0]} … {m[-1]}" for m in self.members]
+    labels: list[str]  # (column,)
 
     @property
     def thinned(self) -> bool:
@@ -52,7 +49,9 @@ def columns(run: Run, most: int = 160) -> Columns:
     for colour in np.unique(run.colour_of):
         own = run.order[run.colour_of[run.order] == colour]
         members += [own[i : i + size] for i in range(0, len(own), size)]
-    return Columns(members, np.array([run.colour_of[m[0]] for m in members]))
+    ends = [(run.name_of(m[0]), run.name_of(m[-1])) for m in members]
+    labels = [first if first == last else f"{first} … {last}" for first, last in ends]
+    return Columns(members, np.array([run.colour_of[m[0]] for m in members]), labels)
 
 
 def spread(count: int, most: int) -> Ints:

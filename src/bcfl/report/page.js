@@ -176,7 +176,7 @@
     const nodes = graph.client.map((client, i) => {
       const node = make(svg, "g", { class: "node", transform: `translate(${graph.place[i][0]} ${graph.place[i][1]})` });
       make(node, "circle", { r: radius, style: `fill:${paint(graph.colour[i])}` });
-      if (radius > 0.035) make(node, "text", { style: `fill:${ink(graph.colour[i])}` }, client);
+      if (radius > 0.035) make(node, "text", { style: `fill:${ink(graph.colour[i])}` }, String(client).slice(0, 5));
       return node;
     });
     const size = Math.min(+svg.dataset.width, +svg.dataset.height) / 2.24;

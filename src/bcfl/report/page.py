@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from bcfl.report import captions, charts
 from bcfl.report.drawing import client_graph
 from bcfl.report.reading import Group, Run, group_runs, understood
 from bcfl.report.tables import Measure, cells, said_beside, shown_measures, written
 from bcfl.runs.settings import as_kept, parse_config
+from bcfl.runs.sites import Sites, per_site
 
 MOST_CELLS = 500_000  # numbers in all heat maps of a page together: about two megabytes
 MOST_DETAILED = 16  # runs whose associations are shown one by one
@@ -27,6 +30,9 @@ HEADLINES = {
     "false_switches": "of the clients at rest leave their group in a round",
     "rounds_until_found": "rounds until a client that changed group is found (median)",
 }
+
+
+MOST_SITES = 200  # rows of a table that anybody reads
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ def report(runs: Sequence[Run]) -> str:
         most_detailed=MOST_DETAILED,
         first=max(range(len(detailed)), key=lambda i: detailed[i].last("accuracy") or 0),  # the one to look at
         details=[_in_parts(figures) for figures in details],
+        sites=[_sites(run) for run in detailed],
         repeat=[_how_to_repeat(run) for run in detailed],
         data=_embedded(figures),
     )
@@ -127,12 +134,24 @@ def _graph(run: Run, number: int) -> Figure:
     laid = client_graph(run)
     strength = charts.rounded(laid.strength)
     content = {
-        "client": laid.client.tolist(),
+        "client": [run.name_of(client) for client in laid.client.tolist()],
         "colour": laid.colour_of.tolist(),
         "place": charts.rounded(laid.place),
         "edge": [[a, b, p] for (a, b), p in zip(laid.edges.tolist(), strength, strict=True)],
     }
     return Figure(f"graph-{number}", "graph", captions.graph(run, laid), content)
+
+
+def _sites(run: Run) -> list[list[str]]:
+    """A table of the clients, its titles first: none where they have no names, or there are too many to read."""
+    names = run.manifest.get("names")
+    if names is None or len(names) > MOST_SITES or not run.associations:
+        return []
+    assignment = torch.from_numpy(run.associations[-1].assignment[0])
+    last: dict[str, Any] = next((record for record in reversed(run.rounds) if "client_examples" in record), {})
+    rows = run.manifest.get("num_train")
+    sites = Sites(tuple(names), None if rows is None else tuple(rows))
+    return per_site(sites, assignment, torch.from_numpy(run.marginals[-1]), last).rows
 
 
 def _in_parts(figures: Sequence[Figure]) -> list[tuple[str, str, list[Figure]]]:

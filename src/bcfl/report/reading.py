@@ -72,6 +72,11 @@ class Run:
     def num_clients(self) -> int:
         return int(self.manifest["num_clients"])
 
+    def name_of(self, client: int) -> str:
+        """What a client is called: by its name, or by its number where it has none."""
+        names = self.manifest.get("names")
+        return str(client) if names is None else str(names[client])
+
     @cached_property
     def group(self) -> Ints | None:
         """The true groups, where they are known."""  # (client,)

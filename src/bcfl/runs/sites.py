@@ -94,9 +94,16 @@ class PerSite(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._records)
 
-    def __repr__(self) -> str:
+    @property
+    def rows(self) -> list[list[str]]:
+        """The titles, and each site's values as short texts."""
         titles = list(self._records[0])
-        rows = [titles, *([shown(one[title]) for title in titles] for one in self._records)]
+        written = [[_shown(one[title]) for title in titles] for one in self._records]
+        return [[title.replace("_", " ") for title in titles], *written]
+
+    def __repr__(self) -> str:
+        rows = self.rows
+        titles = rows[0]
         widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]
         return "\n".join(
             "  ".join(
@@ -107,7 +114,7 @@ class PerSite(Sequence[dict[str, Any]]):
         )
 
 
-def shown(value: Any) -> str:
+def _shown(value: Any) -> str:
     """A value of a record, short."""
     if value is None:
         return ""
