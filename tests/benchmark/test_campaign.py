@@ -10,7 +10,7 @@ import pytest
 from bcfl.benchmark import campaign, fitting
 from bcfl.benchmark.campaign import Campaign, work_off
 from bcfl.benchmark.contestants import CONTESTANTS, contestants_named
-from bcfl.benchmark.fitting import Setting, fit, record, tuned
+from bcfl.benchmark.fitting import Setting, chosen, fit, record
 from bcfl.benchmark.ledger import Key, kept
 from bcfl.benchmark.preparation import federation
 from bcfl.benchmark.tasks import all_tasks, tasks_named
@@ -18,7 +18,7 @@ from bcfl.cli import main
 from bcfl.methods import entry_of
 
 LITTLE = Setting(rounds=2, local_steps=4)
-TIMED = ("seconds", "tuning_seconds")
+TIMED = ("seconds", "choosing_seconds")
 
 
 def little(methods: str, tasks: str = "sleepstudy", **more: Any) -> Campaign:
@@ -61,9 +61,9 @@ def test_one_that_fails_is_told_and_in_no_other_s_way(tmp_path: Path, monkeypatc
 def test_a_record_holds_every_site_s_numbers_and_the_work() -> None:
     data = federation(all_tasks()["planted-answers"]).only(tuple(range(6)))
     found = record(CONTESTANTS["bcfl-g"], "linear", data, LITTLE, tune=False)
-    assert found["options"] == {"num_clusters": 3}  # two sites in each at least
+    assert found["options"]["num_clusters"] == 3  # two sites in each at least
     assert all(len(found[name]) == 6 for name in ("sites", "rows", "test_rows", "nll", "accuracy"))
-    assert found["local_steps"] == 2 * 4 * 6
+    assert found["local_steps"] == found["options"]["rounds"] * 4 * 6
     assert found["bytes_down"] > 0
     assert set(found["membership"]) == {"stated", "right", "nll"}
     assert 0 <= found["calibration"]["ece"] <= 1
@@ -78,16 +78,38 @@ def test_kept_losses_are_those_of_the_stated_probabilities() -> None:
     assert found["rmse"] == pytest.approx(np.sqrt(squares), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["fedprox", "ifca", "fedavg"])
-def test_tuning_sees_no_test_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "tune"), [("fedprox", True), ("fedavg", False), ("pooled", False)])
+def test_what_is_chosen_is_chosen_without_test_rows(name: str, tune: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     data = federation(all_tasks()["sleepstudy"])
     spoilt = replace(data, x_test=tuple(x + np.nan for x in data.x_test), y_test=tuple(y * 0 for y in data.y_test))
     losses: list[float] = []
     loss = fitting._loss
-    monkeypatch.setattr(fitting, "_loss", lambda fitted: losses.append(loss(fitted)) or losses[-1])  # type: ignore[func-returns-value]
-    assert tuned(CONTESTANTS[name], "linear", data, LITTLE) == tuned(CONTESTANTS[name], "linear", spoilt, LITTLE)
-    assert losses[:3] == losses[3:]
-    assert len(losses) == 6  # the options as they are, and two others: the same for all
+
+    def watched(evaluated: Any) -> float:
+        losses.append(loss(evaluated))
+        return losses[-1]
+
+    monkeypatch.setattr(fitting, "_loss", watched)
+    setting = Setting(rounds=2, local_steps=4)
+    first, second = (chosen(CONTESTANTS[name], "linear", one, setting, tune=tune) for one in (data, spoilt))
+    assert first == second
+    half = len(losses) // 2
+    assert half == 2 * (3 if tune else 1)  # after each round of each candidate
+    assert losses[:half] == losses[half:]
+
+
+def test_who_trains_alone_on_few_rows_stops_early() -> None:
+    data = federation(all_tasks()["sleepstudy"])
+    setting = Setting(rounds=30)
+    rounds = chosen(CONTESTANTS["local"], "linear", data, setting, tune=False)["rounds"]
+    early, late = (
+        np.mean(
+            [-answer.log_prob.mean() for answer in fit(CONTESTANTS["local"], "linear", data, setting, options).answers]
+        )
+        for options in ({"rounds": rounds}, {})
+    )
+    assert rounds < 15
+    assert early < late - 1
 
 
 def test_nobody_may_choose_among_more_than_others() -> None:

@@ -67,7 +67,7 @@ def work_off(
             failed[key] = made
         else:
             keep(folder, made)
-        told = made if isinstance(made, str) else f"{made['seconds'] + made['tuning_seconds']:.1f} s"
+        told = made if isinstance(made, str) else f"{made['seconds'] + made['choosing_seconds']:.1f} s"
         tell(f"{number}/{len(entries)} {key[0]} {key[1]} {key[2]} draw {key[3]}: {told}")
     return failed
 

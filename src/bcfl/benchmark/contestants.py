@@ -19,6 +19,7 @@ class Contestant:
     says: str
     options: Mapping[str, Any] = field(default_factory=dict)
     grid: tuple[Mapping[str, Any], ...] = ()  # what tuning may choose among, beside the options as they are
+    chooses_itself: bool = False  # by held-out evidence within its training rows: nothing is chosen for it
 
     @property
     def federated(self) -> bool:
@@ -63,6 +64,7 @@ CONTESTANTS: dict[str, Contestant] = {
         Contestant("bcfl-g", "the paper's: the best association of each round", grid=_clusters()),
         Contestant("bcfl-c-3", "the paper's: three associations merged", grid=_clusters()),
         Contestant("bcfl-mh-3", "the paper's: three hypotheses carried on", grid=_clusters()),
+        Contestant("bcfl-soft", "soft membership by its posterior, in learning and prediction", grid=_clusters()),
     )
 }
 

@@ -1,7 +1,7 @@
 """One contestant on one task: trained on the sites' training rows, asked for their held-out ones."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 from bcfl.api import train
 from bcfl.benchmark.answers import Answer, answer_of, calibration_of, measure_of, nll_of
 from bcfl.benchmark.contestants import POOLED, STATISTICIAN, Contestant
-from bcfl.benchmark.measures import mean, pair_calibration
+from bcfl.benchmark.measures import pair_calibration
 from bcfl.benchmark.mixed_model import mixed_model
 from bcfl.benchmark.preparation import Federation
 from bcfl.federation import served
@@ -23,7 +23,8 @@ from bcfl.randomness import numpy_generator
 from bcfl.runs.result import Result
 
 POOLED_STEPS = 4  # times as many steps as a site takes, of batches as many times as large
-VALIDATION = 3  # one row in so many of a site's training rows, where options are chosen
+VALIDATION = 3  # one in so many of a site's training rows judges when to stop
+EVERY = 1  # so many rounds it is judged again
 MODELS = {"linear": "linear", "network": "table"}  # what every contestant is given: those of bcfl's for tables
 BYTES = 4  # of a number that belongs to a model
 
@@ -32,7 +33,7 @@ BYTES = 4  # of a number that belongs to a model
 class Setting:
     """How much work everyone may do: the same for all."""
 
-    rounds: int = 30
+    rounds: int = 20  # at most
     local_steps: int = 10
     learning_rate: float = 0.05
     batch_size: int = 32
@@ -52,22 +53,8 @@ def fit(contestant: Contestant, model: str, data: Federation, setting: Setting, 
     if contestant.name == STATISTICIAN:
         return Fitted(mixed_model(data))
     pooled = contestant.name == POOLED
-    told: dict[str, Any] = {**asdict(setting), **contestant.options_for(len(data.sites)), **options}
-    if pooled:
-        told |= {"local_steps": POOLED_STEPS * told["local_steps"], "batch_size": POOLED_STEPS * told["batch_size"]}
-    if data.task.kind != "classes":
-        told["likelihood"] = data.task.likelihood
-    outputs = data.num_classes if data.task.kind == "classes" else 1
-    result = train(
-        partial(SIZED[MODELS[model]], data.num_inputs, outputs),
-        [(np.concatenate(data.x), np.concatenate(data.y))] if pooled else list(zip(data.x, data.y, strict=True)),
-        method="local" if pooled else contestant.name,
-        seed=data.draw,
-        num_workers=1,
-        device="stacked-cpu",
-        progress=False,
-        **told,
-    )
+    clients = [*zip(data.x, data.y, strict=True)]
+    result = _trained(contestant, model, data, setting, options, [_together(clients)] if pooled else clients)
     parts = _serving(result)
     answers = tuple(
         answer_of(parts[0 if pooled else site], torch.tensor(x), torch.tensor(y))
@@ -77,6 +64,34 @@ def fit(contestant: Contestant, model: str, data: Federation, setting: Setting, 
     return Fitted(answers, result.summary()["work"], membership)
 
 
+def _trained(
+    contestant: Contestant, model: str, data: Federation, setting: Setting, options: Mapping[str, Any], clients: Any
+) -> Result:
+    """The contestant's run on these clients; evaluated on their test rows, where they have any."""
+    pooled = contestant.name == POOLED
+    told: dict[str, Any] = {**asdict(setting), **contestant.options_for(len(data.sites)), **options}
+    if pooled:
+        told |= {"local_steps": POOLED_STEPS * told["local_steps"], "batch_size": POOLED_STEPS * told["batch_size"]}
+    if data.task.kind != "classes":
+        told["likelihood"] = data.task.likelihood
+    outputs = data.num_classes if data.task.kind == "classes" else 1
+    return train(
+        partial(SIZED[MODELS[model]], data.num_inputs, outputs),
+        clients,
+        method="local" if pooled else contestant.name,
+        seed=data.draw,
+        num_workers=1,
+        progress=False,
+        evaluate_every=EVERY,
+        **told,
+    )
+
+
+def _together(clients: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """All clients' rows as those of one."""
+    return tuple(np.concatenate(part) for part in zip(*clients, strict=True))
+
+
 def _serving(result: Result) -> list[list[tuple[float, nn.Module]]]:
     """For each client the networks that serve it, each with its share."""
     models, mixtures = served(result.state)
@@ -84,19 +99,28 @@ def _serving(result: Result) -> list[list[tuple[float, nn.Module]]]:
     return [[(share, modules[model]) for model, share in mixture.items()] for mixture in mixtures]
 
 
-def tuned(contestant: Contestant, model: str, data: Federation, setting: Setting) -> Mapping[str, Any]:
-    """Of the contestant's options as they are and its grid, those with the least mean loss on the validation rows."""
-    if not contestant.grid:
+def chosen(contestant: Contestant, model: str, data: Federation, setting: Setting, *, tune: bool) -> dict[str, Any]:
+    """When to stop and, with `tune`, which of the contestant's options to take: what loses least on validation rows.
+
+    A third of every site's training rows judges, the mean over sites of their loss; test rows are not looked at.
+    """
+    if contestant.name == STATISTICIAN or contestant.chooses_itself:
         return {}
     inner = _validation(data)
-    candidates: list[Mapping[str, Any]] = [{}, *contestant.grid]
-    losses = [_loss(fit(contestant, model, inner, setting, candidate)) for candidate in candidates]
-    return candidates[int(np.argmin(losses))]
+    clients = [*zip(inner.x, inner.y, inner.x_test, inner.y_test, strict=True)]
+    if contestant.name == POOLED:
+        clients = [_together(clients)]
+    found: list[tuple[float, dict[str, Any]]] = []
+    for candidate in ({}, *contestant.grid) if tune else ({},):
+        history = _trained(contestant, model, inner, setting, candidate, clients).history
+        found += [(_loss(one), {**candidate, "rounds": one["round"]}) for one in history if one.get("client_nll")]
+    return min(found, key=lambda one: one[0])[1]
 
 
-def _loss(fitted: Fitted) -> float:
-    found = mean([nll_of(answer) for answer in fitted.answers])
-    return float("inf") if found is None or not np.isfinite(found) else found
+def _loss(evaluated: Mapping[str, Any]) -> float:
+    """The mean over sites of their losses in a round; infinite where one has no finite number."""
+    losses = evaluated["client_nll"]
+    return float("inf") if any(loss is None for loss in losses) else float(np.mean(losses))
 
 
 def _validation(data: Federation) -> Federation:
@@ -128,10 +152,10 @@ def record(contestant: Contestant, model: str, data: Federation, setting: Settin
     """Everything that is kept of one contestant on one task: each site's numbers, what was stated, what it took."""
     torch.set_num_threads(1)
     began = time.process_time()
-    options = tuned(contestant, model, data, setting) if tune else {}
-    chosen = time.process_time()
+    options = chosen(contestant, model, data, setting, tune=tune)
+    middle = time.process_time()
     fitted = fit(contestant, model, data, setting, options)
-    taken = time.process_time() - chosen
+    taken = time.process_time() - middle
     y = [np.asarray(values, np.float64) for values in data.y_test]
     work = fitted.work
     known = fitted.membership is not None and data.group is not None
@@ -153,7 +177,7 @@ def record(contestant: Contestant, model: str, data: Federation, setting: Settin
         "calibration": {name: _short(value) for name, value in calibration_of(data.task, fitted.answers, y).items()},
         "membership": pair_calibration(fitted.membership, data.group) if known and data.group is not None else None,
         "seconds": round(taken, 2),
-        "tuning_seconds": round(chosen - began, 2),
+        "choosing_seconds": round(middle - began, 2),
         "local_steps": work.get("local_steps"),
         "bytes_down": BYTES * work.get("parameters_down", 0),
         "bytes_up": BYTES * (work.get("parameters_up", 0) + 2 * work.get("scalars_up", 0)),
