@@ -71,8 +71,8 @@ def test_a_record_holds_every_site_s_numbers_and_the_work() -> None:
 
 def test_kept_losses_are_those_of_the_stated_probabilities() -> None:
     data = federation(all_tasks()["sleepstudy"]).only(tuple(range(5)))
-    fitted = fit(CONTESTANTS["fedavg"], "linear", data, LITTLE, {})
     found = record(CONTESTANTS["fedavg"], "linear", data, LITTLE, tune=False)
+    fitted = fit(CONTESTANTS["fedavg"], "linear", data, LITTLE, found["options"])
     assert found["nll"] == pytest.approx([-answer.log_prob.mean() for answer in fitted.answers], rel=1e-5)
     squares = [np.square(answer.point - y).mean() for answer, y in zip(fitted.answers, data.y_test, strict=True)]
     assert found["rmse"] == pytest.approx(np.sqrt(squares), rel=1e-5)

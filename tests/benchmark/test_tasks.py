@@ -11,10 +11,10 @@ from bcfl.benchmark.splits import frozen, split, verify
 from bcfl.benchmark.tasks import all_tasks, tasks_named
 
 # Read in well under a second each.
-SMALL = ("sleepstudy", "radon", "contraception", "guimmun", "cgd", "planted-kinds")
+SMALL = ("sleepstudy", "radon", "contraception", "guimmun", "heart", "cgd", "planted-kinds")
 SITES = {"exam": 64, "hsb82": 160, "chem97": 131, "star": 80, "radon": 63, "insteval": 300, "sleepstudy": 18,
          "contraception": 58, "guimmun": 133, "verbagg": 316, "minority": 160, "cgd": 13, "leuksurv": 24,
-         "smartwatch": 10}  # fmt: skip
+         "heart": 4, "smartwatch": 10}  # fmt: skip
 
 
 def test_there_are_at_least_twelve_tasks_of_ten_real_sources_and_three_controls() -> None:
@@ -90,6 +90,17 @@ def test_preparation_learns_from_training_rows_alone() -> None:
     np.testing.assert_allclose(training.mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(training.std(0), 1, atol=1e-5)
     assert training.shape[1] == 1 + 1 + 3  # urban, age, three of four levels of livch
+
+
+def test_the_hospitals_have_the_published_numbers_of_patients_and_what_is_missing_is_no_number() -> None:
+    task = all_tasks()["heart"]
+    rows = read(task)
+    assert dict(zip(*np.unique(rows.site, return_counts=True), strict=True)) == {
+        "cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200
+    }  # fmt: skip
+    assert rows.target.sum() == 509  # the published count of those with the disease
+    assert np.isnan(rows.inputs["chol"]).sum() > 100  # among them all of Switzerland, where it was never measured
+    assert all(np.isfinite(x).all() for x in federation(task).x)
 
 
 def test_targets_are_in_the_form_that_their_likelihood_wants() -> None:

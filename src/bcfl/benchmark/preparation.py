@@ -74,9 +74,11 @@ def _coded(rows: Rows, name: str, training: Array) -> list[Array]:
 
 
 def _standard(column: Array, training: Array) -> Array:
+    """Mean 0 and deviation 1 over the training rows; what is missing is the mean."""
     known = column[training]
+    known = known[~np.isnan(known)]
     deviation = known.std()
-    centred: Array = column - known.mean()
+    centred: Array = np.nan_to_num(column - known.mean())
     return centred / (deviation if deviation > 1e-9 * max(1.0, abs(known).max()) else 1.0)
 
 

@@ -1,9 +1,11 @@
 """Where the tasks' rows come from: packages of a registry that hold them, the program itself. Nothing is downloaded."""
 
+import csv
 import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ NEEDS = "needs the package {package}, which the extra `natural` installs: pip in
 WINDOW = 200  # samples of the watch, at 50 a second
 PLANTED = {"three kinds": ((0.0, 1.5), (1.5, -1.0), (-1.5, 0.3)), "one kind": ((0.5, 1.0),),
            "two kinds": ((0.3, 1.5, 1.0), (-0.3, -1.5, 1.0))}  # fmt: skip
+CATEGORIES = {"sex", "cp", "fbs", "restecg", "exang"}  # of the hospitals' columns
+NEVER_0 = ("chol", "trestbps")  # a 0 there stands for what was not measured
 NUM_SITES, NUM_ROWS = {"real": 120, "yes/no": 60}, {"real": 16, "yes/no": 40}  # of planted tasks
 
 
@@ -80,6 +84,20 @@ def r_table(task: Task, package: str, dataset: str) -> Rows:
 def survival(task: Task, dataset: str) -> Rows:
     """A table of times, each of which was seen to end or not, which the package SurvSet holds."""
     return _from_frame(task, importlib.import_module("SurvSet.data").SurvLoader().load_dataset(dataset)["df"])
+
+
+def hospitals(task: Task) -> Rows:
+    """The 920 patients of the bundled hospitals; what is missing is NaN, or a category of its own."""
+    lines = files("bcfl.data.heart").joinpath("heart.csv").read_text(encoding="utf-8").splitlines()
+    names, *rows = csv.reader(lines)
+    columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
+    inputs = {name: columns[name] for name in task.inputs}
+    for name in set(inputs) - CATEGORIES:
+        known = np.array([float(value) if value else np.nan for value in columns[name]])
+        inputs[name] = np.where((known == 0) & (name in NEVER_0), np.nan, known)
+    person = np.array([f"patient {index}" for index in range(len(rows))])
+    disease = (columns["num"] != "0").astype(np.float64)
+    return Rows(columns["hospital"], person, disease.reshape(-1, 1), inputs)
 
 
 def watch(task: Task) -> Rows:
@@ -153,6 +171,7 @@ def rotated_digits(task: Task) -> Rows:
 READERS: dict[str, Callable[..., Rows]] = {
     "r_table": r_table,
     "survival": survival,
+    "hospitals": hospitals,
     "watch": watch,
     "planted_lines": planted_lines,
     "planted_answers": planted_answers,
