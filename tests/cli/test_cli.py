@@ -449,6 +449,9 @@ def test_the_working_directory_is_a_place_for_own_modules(
     for command in (["resume"], ["evaluate"], ["resume", "--rounds", "3"]):
         assert call([*command, "run"]) == 2
         assert "here" not in sys.modules
+    as_module = subprocess.run([sys.executable, "-m", "bcfl", "resume", "run"], capture_output=True, text=True)
+    assert as_module.returncode == 2
+    assert "'here:clients' cannot be imported" in as_module.stderr
     sys.path.insert(0, str(own_folder))  # as PYTHONPATH=. does
     assert call(["resume", "run", "--quiet"]) == 0
 

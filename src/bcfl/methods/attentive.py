@@ -1,5 +1,6 @@
 """Personal models that listen to others: FedAMP by distance between models, FedSoft by soft cluster membership."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -8,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bcfl.association.k_means import squared_distances
-from bcfl.belief.gaussian import flat
+from bcfl.belief.gaussian import Gaussian, flat
 from bcfl.belief.robust import all_bounded, middle, weight_of
 from bcfl.federation import Clients, Hypotheses, Jobs, RoundInfo, one_story
 from bcfl.methods.bounds import Defence, NumClusters, Proximal, ScoringExamples
@@ -43,6 +44,10 @@ class FedAMP:
         Literal["personal", "attentive_mean"],
         Field(description="what trains and is tested: a client's own model, or the mixture that it is sent"),
     ] = "personal"
+    robust: Annotated[
+        Literal["none", "clip"],
+        Field(description="clip: changes of unusual length are cut; each mixture is of its own, so there is no median"),
+    ] = "none"
 
     def init(self, clients: Clients) -> Hypotheses:
         num_clients = len(clients.present)
@@ -60,12 +65,11 @@ class FedAMP:
         # Whoever trains for the first time begins where the others have come to.
         start = own if trained.all() else torch.where(trained[:, None], own, mixtures)
         strength = self.proximal * clients.num_examples[present]
+        answers = clients.fit(unit(mixtures), Jobs(present, present, strength, start=start))
+        arrived, posteriors = self._arrived(present, start, answers, clients)
         new_own = own.clone()
-        for client, posterior in zip(
-            present.tolist(), clients.fit(unit(mixtures), Jobs(present, present, strength, start=start)), strict=True
-        ):
-            if posterior is not None:
-                new_own[client] = posterior.mean
+        for client, posterior in zip(arrived.tolist(), posteriors, strict=True):
+            new_own[client] = posterior.mean
         new = single_story(flat(new_own), state.assignment)
         return new, one_story(new)
 
@@ -73,15 +77,23 @@ class FedAMP:
         self, means: Tensor, present: Tensor, state: Hypotheses, clients: Clients
     ) -> tuple[Hypotheses, RoundInfo]:
         """The mixtures of what the present clients make of their last mixtures; those of all others stay."""
-        answers = list(clients.fit(flat(means), Jobs(present, present)))
-        arrived = present[torch.tensor([answer is not None for answer in answers], dtype=torch.bool)]
+        answers = clients.fit(flat(means), Jobs(present, present))
+        arrived, posteriors = self._arrived(present, means, answers, clients)
         new_means = means.clone()
         if len(arrived):
-            trained = torch.stack([answer.mean for answer in answers if answer is not None])
+            trained = torch.stack([posterior.mean for posterior in posteriors])
             shares = self.attention_weights(trained[:, : clients.num_parameters])
             new_means[arrived] = shares.to(trained.dtype) @ trained
         new = single_story(flat(new_means), state.assignment)
         return new, one_story(new)
+
+    def _arrived(
+        self, present: Tensor, starts: Tensor, answers: Iterable[Gaussian | None], clients: Clients
+    ) -> tuple[Tensor, list[Gaussian]]:
+        """Who gave an answer, and the answers as far as they are usual."""
+        told = [(client, one) for client, one in zip(present.tolist(), answers, strict=True) if one is not None]
+        arrived = torch.tensor([client for client, _ in told], dtype=torch.int64)
+        return arrived, all_bounded([one for _, one in told], starts[arrived], clients.num_parameters, self.robust)
 
     def _shares(self, own: Tensor, trained: Tensor) -> Tensor:
         """ξ among those who have trained; who has not is drawn to their mean: nothing tells yet whom it resembles."""

@@ -297,6 +297,7 @@ def load_result(path: Path, factory: ModelFactory | None = None) -> Result:
         checkpoint = folder.last_checkpoint()
     except ValueError as error:
         raise ValueError(f"{error}; repair it with {how}") from None
+    folder.refuse_changed_logs()  # which nothing repairs
     if checkpoint.round != config.experiment.rounds:
         raise ValueError(f"{path} holds no checkpoint of its last round; repair it with {how}")
     return _kept_result(config, folder, checkpoint, factory)

@@ -230,7 +230,6 @@ class RunFolder:
         if not paths:
             raise ValueError(f"{self.path} holds no checkpoint")
         checkpoint, _ = self._load(paths[-1])
-        self._refuse_changed_logs(paths[-1])
         return checkpoint
 
     def refuse_changed_logs(self) -> None:
