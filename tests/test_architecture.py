@@ -48,7 +48,7 @@ ONLY_IN = {
     "flwr": ("engines/flower", "deploy"),
     "matplotlib": ("report",),
     "jinja2": ("benchmark", "report", "deploy"),
-    "sklearn": ("association", "data", "predict", "runs", "sklearn.py"),
+    "sklearn": ("association", "data", "predict", "runs", "sklearn"),
     "datasets": ("data",),
     "narwhals": ("data",),
 }

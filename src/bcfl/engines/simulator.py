@@ -253,21 +253,23 @@ class Simulator:
                 found[client] = evaluation
         return found
 
+    def evaluate_heads(self, heads: Heads, round_index: int = 0) -> list[Evaluation | None]:
+        """Each client's own last layers on the test data that it holds in that round; None as in `evaluate`."""
+        assert self.head is not None  # without one there are no heads
+        joined = self.participation.joined(self.num_clients, round_index)
+        there = joined.nonzero()[:, 0].tolist()
+        held = self.clients_in(round_index, there)
+        clients = [held[client] for client in there]
+        found = self.ask(partial(evaluations_by_heads, heads, self.head, self.num_classes), clients)
+        of_client = dict(zip((client.index for client in clients), found, strict=True))
+        return [of_client.get(client) for client in range(self.num_clients)]
+
 
 def examples_of(data: FederatedData) -> tuple[list[Examples], list[Examples]]:
     """Each client's training and test examples, in pools that all share."""
     (x_train, images), (x_test, _) = pool(data.x_train), pool(data.x_test)
     train = [Examples(x_train, data.y_train, index, images) for index in data.train_of]
     return train, [Examples(x_test, data.y_test, index, images) for index in data.test_of]
-
-    def evaluate_heads(self, heads: Heads, round_index: int = 0) -> list[Evaluation | None]:
-        """Each client's own last layers on the test data that it holds in that round; None as in `evaluate`."""
-        assert self.head is not None  # without one there are no heads
-        joined = self.participation.joined(self.num_clients, round_index)
-        clients = [client for client in self.clients_in(round_index)[0] if joined[client.index]]
-        found = self.ask(partial(evaluations_by_heads, heads, self.head, self.num_classes), clients)
-        of_client = dict(zip((client.index for client in clients), found, strict=True))
-        return [of_client.get(client) for client in range(self.num_clients)]
 
 
 def log_shares(mixture: Mixture) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+import bcfl.engines.flower.lastlayer as lastlayer
 from bcfl.belief.gaussian import Gaussian
 from bcfl.belief.heads import HeadLayout, Heads
 from bcfl.client.client import (
@@ -27,7 +28,6 @@ from bcfl.client.client import (
 from bcfl.client.head import answer, head_layout, tested
 from bcfl.client.score import total_log_likelihood
 from bcfl.client.trainer import Alone
-from bcfl.engines.flower import lastlayer
 from bcfl.engines.flower.answers import NOT_KNOWN
 from bcfl.engines.flower.privacy import Protection
 from bcfl.engines.flower.wire import (
