@@ -69,6 +69,12 @@ class HeadLayout:
             found[0] = self.log_scale(noise)
         return found
 
+    def noise_of(self, models: Tensor) -> Tensor:
+        """The noise variance that models have learned, where the likelihood is normal; else 1."""  # (model,)
+        if not self.exact:
+            return torch.ones(len(models), dtype=torch.float64)
+        return (models[:, 0].double().exp() + self.least_scale).square()
+
     def log_scale(self, noise: Tensor) -> Tensor:
         """The unknown of a normal likelihood whose noise has this variance."""
         return (noise.sqrt() - self.least_scale).clamp(min=1e-6).log()
@@ -95,6 +101,7 @@ class Heads:
     candidate: Tensor  # (prior,)
     fold: Tensor  # (prior,); −1: no example is kept aside
     num_folds: int = 1
+    held_out: float = 0.0  # if above 0, fold 0 is that share of the examples, which bodies were not trained on
 
     def __len__(self) -> int:
         return len(self.body_of)

@@ -111,16 +111,19 @@ def seen(model: FlatModel, layout: HeadLayout, vector: Tensor, examples: Example
     return Seen(phi, torch.cat(targets), likelihood_of(model.module), layout)
 
 
-def fold_of(client: LocalClient, num_folds: int) -> Tensor:
+def fold_of(client: LocalClient, heads: Heads) -> Tensor:
     """The fold of each of the client's examples; who is where is the same in every round and engine."""  # (example,)
+    if heads.held_out:
+        aside = client.scored(heads.held_out).index
+        return torch.where(torch.isin(client.train.index, aside), 0, heads.num_folds)
     holder = client.index if client.holder is None else client.holder
     order = torch.randperm(len(client.train), generator=generator(client.seed, "fold", holder))
-    return order % num_folds
+    return order % heads.num_folds
 
 
 def answer(asked: Asked, heads: Heads, client: LocalClient, model: FlatModel, layout: HeadLayout) -> Answer:
     """What the client tells the server of its last layer."""
-    fold = fold_of(client, heads.num_folds)
+    fold = fold_of(client, heads)
     if asked == "sums":
         return _sums(seen(model, layout, heads.models[0], client.train), fold, heads.num_folds)
     if asked == "expansion":
@@ -183,8 +186,7 @@ def posterior(heads: Heads, places: Tensor, own: Seen, weight: Tensor) -> tuple[
     """Means, covariances and log evidences of the client's last layer under some of the priors."""
     mean, variance = heads.mean[places], heads.variance[places]
     if not own.layout.exact:
-        at: Mode = mode(own.rows, mean, variance, weight)
-        return at.theta, at.covariance, at.log_evidence
+        return _by_mode(own.rows, mean, variance, weight)
     phi, y, noise = own.features, own.target, heads.noise[places]
     given = Quadratics(
         torch.einsum("qn,nd,ne->qde", weight, phi, phi)[None, :, None] / noise[:, None, None, None],
@@ -196,9 +198,21 @@ def posterior(heads: Heads, places: Tensor, own: Seen, weight: Tensor) -> tuple[
     return found.mean[0, :, 0], found.covariance[0], found.log_evidence[0]
 
 
+def _by_mode(rows: Rows, mean: Tensor, variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by Laplace's approximation; where all members are the same, the prior's mean is the mode."""
+    differ = (variance > 0).any(1)
+    log_evidence = (rows.log_prob(rows.outputs(mean)) * weight).sum(1)
+    theta, blocks = mean.clone(), rows.blocked(mean)
+    covariance = blocks.new_zeros(*blocks.shape, blocks.shape[-1])
+    if differ.any():
+        at: Mode = mode(rows, mean[differ], variance[differ], weight[differ])
+        theta[differ], covariance[differ], log_evidence[differ] = at.theta, at.covariance, at.log_evidence
+    return theta, covariance, log_evidence
+
+
 def own_posterior(heads: Heads, client: LocalClient, model: FlatModel, layout: HeadLayout) -> OwnPosterior:
     """The client's last layers by all of its training examples but the folds that are kept aside."""
-    fold = fold_of(client, heads.num_folds)
+    fold = fold_of(client, heads)
     theta, covariance = list[Tensor](), list[Tensor]()
     evidence, order = list[Tensor](), list[Tensor]()
     for body, places in _by_body(heads):
@@ -297,7 +311,7 @@ def evaluations_by_heads(
 
 
 def _held_out(heads: Heads, fold: Tensor, client: LocalClient, model: FlatModel, layout: HeadLayout) -> Answer:
-    """For each candidate the sum of the log-likelihoods of all examples, each predicted while it was kept aside."""
+    """For each candidate the sum of the log-likelihoods of examples, each predicted while it was kept aside."""
     own = own_posterior(heads, client, model, layout)
     log_p = torch.empty(len(heads), len(client.train), dtype=torch.float64)
     random = generator(client.seed, "head", client.index)
@@ -310,7 +324,7 @@ def _held_out(heads: Heads, fold: Tensor, client: LocalClient, model: FlatModel,
             mixed = ((heads.candidate == candidate) & (heads.fold == part)).nonzero()[:, 0]
             if len(mixed):
                 total[candidate] += (own.log_share[mixed, None] + log_p[mixed]).logsumexp(0)[fold == part].sum()
-    return {"log_likelihood": total}
+    return {"log_likelihood": total, "num_examples": (fold < heads.num_folds).sum()[None].double()}
 
 
 def answers(

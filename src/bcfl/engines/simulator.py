@@ -253,16 +253,20 @@ class Simulator:
                 found[client] = evaluation
         return found
 
-    def evaluate_heads(self, heads: Heads, round_index: int = 0) -> list[Evaluation | None]:
+    def evaluate_heads(self, heads: Heads, round_index: int = 0, who: Tensor | None = None) -> list[Evaluation | None]:
         """Each client's own last layers on the test data that it holds in that round; None as in `evaluate`."""
         assert self.head is not None  # without one there are no heads
-        joined = self.participation.joined(self.num_clients, round_index)
-        there = joined.nonzero()[:, 0].tolist()
-        held = self.clients_in(round_index, there)
-        clients = [held[client] for client in there]
-        found = self.ask(partial(evaluations_by_heads, heads, self.head, self.num_classes), clients)
-        of_client = dict(zip((client.index for client in clients), found, strict=True))
-        return [of_client.get(client) for client in range(self.num_clients)]
+        tested = self.participation.joined(self.num_clients, round_index)
+        places = (tested if who is None else tested & who).nonzero()[:, 0].tolist()
+        found: list[Evaluation | None] = [None] * self.num_clients
+        size = OPENED if self._lazy else max(len(places), 1)
+        for first in range(0, len(places), size):
+            some = places[first : first + size]
+            clients = self.clients_in(round_index, some)
+            task = partial(evaluations_by_heads, heads, self.head, self.num_classes)
+            for client, evaluation in zip(some, self.ask(task, [clients[c] for c in some]), strict=True):
+                found[client] = evaluation
+        return found
 
 
 def examples_of(data: FederatedData) -> tuple[list[Examples], list[Examples]]:

@@ -1,6 +1,6 @@
 """Asking clients of their last layers, and climbing with their answers to the maximum of the marginal likelihood."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -133,14 +133,11 @@ def moved(here: Fit, to: Clusters) -> float:
     return float(torch.maximum(by_mean, by_variance))
 
 
-def ask_held_out(
-    clients: Clients, models: Tensor, parts: Sequence[tuple[int, int, Clusters]], num_folds: int
-) -> Tensor:
-    """Each client's mean log-likelihood of its examples, held out fold by fold, under each candidate; else NaN."""
-    heads = heads_of(models, parts, num_folds)
+def ask_held_out(clients: Clients, heads: Heads) -> Tensor:
+    """Each client's mean log-likelihood of examples while they were kept aside, under each candidate; else NaN."""
     found = torch.full((len(clients.present), heads.num_candidates), torch.nan, dtype=torch.float64)
     for client, told in clients.last_layer("held_out", heads):
-        found[client] = told["log_likelihood"] / clients.num_examples[client]
+        found[client] = told["log_likelihood"] / told["num_examples"]
     return found  # (client, candidate)
 
 

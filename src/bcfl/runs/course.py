@@ -39,7 +39,9 @@ class Engine(Protocol):
         self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0, who: Tensor | None = None
     ) -> list[Evaluation | None]: ...
 
-    def evaluate_heads(self, heads: Heads, round_index: int = 0) -> list[Evaluation | None]: ...
+    def evaluate_heads(
+        self, heads: Heads, round_index: int = 0, who: Tensor | None = None
+    ) -> list[Evaluation | None]: ...
 
 
 @dataclass

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bcfl.association.hypotheses import align
 from bcfl.belief.gaussian import distinct
+from bcfl.belief.heads import Heads
 from bcfl.engines.heap import physical_memory
 from bcfl.federation import Hypotheses, Serving, heads_in, served
 from bcfl.predict.metrics import agreement, summarise
@@ -79,19 +80,19 @@ class Metrics(Observer):
         record |= _associations(course.state.hypotheses, self.before, course.problem.data.group_in(index))
         self.before = course.state.hypotheses.assignment[0]
         if index % experiment.evaluate_every == 0 or index == experiment.rounds:
-            heads = heads_in(course.state)
-            if heads is None:
-                record |= self._evaluated(served(course.state), index)
-            else:
-                record |= summarise(course.engine.evaluate_heads(heads, index), course.engine.layout.likelihood)
+            record |= self._evaluated(heads_in(course.state) or served(course.state), index)
             if experiment.mixture:
                 record["mixture"] = self._evaluated(mixtures(course.state, course.info), index)
 
-    def _evaluated(self, serving: Serving, index: int) -> dict[str, Any]:
-        (models, shares), course = serving, self.course
+    def _evaluated(self, serving: Serving | Heads, index: int) -> dict[str, Any]:
+        course = self.course
         who = course.present if course.config.experiment.evaluate == "present" else None
-        found = summarise(course.engine.evaluate(models.mean, shares, index, who), course.engine.layout.likelihood)
-        if len(shares) < PACKED_FROM:
+        if isinstance(serving, Heads):
+            evaluations = course.engine.evaluate_heads(serving, index, who)
+        else:
+            evaluations = course.engine.evaluate(serving[0].mean, serving[1], index, who)
+        found = summarise(evaluations, course.engine.layout.likelihood)
+        if len(evaluations) < PACKED_FROM:
             return found
         return {key: value for key, value in found.items() if not key.startswith("client_")}  # megabytes each round
 

@@ -13,6 +13,7 @@ from bcfl.engines.flower.wire import (
     INT,
     arrays_of,
     finite,
+    number_of,
     one_line,
     only,
     read_array,
@@ -24,6 +25,12 @@ KINDS: tuple[Asked, ...] = ("sums", "expansion", "held_out")
 ROUNDING = 1e-6  # relative, within which a curvature is the same both ways
 PARTS = ("mean", "variance", "noise", "log_share")
 PLACES = ("body_of", "candidate", "fold")
+
+
+def settings(heads: Heads) -> dict[str, float]:
+    """What is said of the priors beside their numbers."""
+    counts = {"num-models": len(heads.models), "priors": len(heads), "folds": heads.num_folds}
+    return {**counts, "held-out": heads.held_out}
 
 
 def sent_heads(heads: Heads, num_evaluated: int) -> dict[str, Array]:
@@ -52,7 +59,8 @@ def read_heads(content: RecordDict, ask: Mapping[str, object], models: Tensor, s
     ):
         if not sound:
             raise ValueError(f"{name} of a last layer's prior is out of range")
-    return Heads(models, body_of, mean, variance, noise, log_share, candidate, fold, num_folds)
+    held_out = number_of(ask, "held-out", 0, 1)
+    return Heads(models, body_of, mean, variance, noise, log_share, candidate, fold, num_folds, held_out)
 
 
 def asked_of(ask: Mapping[str, object]) -> Asked:
@@ -71,7 +79,7 @@ def shapes_of(asked: Asked, heads: Heads, layout: HeadLayout) -> dict[str, tuple
     """What an answer is made of."""
     size, count = layout.num_coefficients, len(heads)
     if asked == "held_out":
-        return {"log_likelihood": (heads.num_candidates,)}
+        return {"log_likelihood": (heads.num_candidates,), "num_examples": (1,)}
     if asked == "sums":
         folds = heads.num_folds
         return {

@@ -12,9 +12,9 @@ from bcfl.belief.gaussian import Gaussian
 from bcfl.belief.heads import Asked, Heads
 from bcfl.client.client import among, draw_model, is_usable, wanted_models
 from bcfl.client.head import Answer, examples_seen
+from bcfl.engines.flower import lastlayer
 from bcfl.engines.flower.answers import Trained, read_choice, read_posteriors, read_scores
 from bcfl.engines.flower.exchange import Ask, ordered
-from bcfl.engines.flower.lastlayer import read_told, sent_heads
 from bcfl.engines.flower.roster import Roster
 from bcfl.engines.flower.wire import FIT, SCORE, BeliefArrays, settings_of, to_array
 from bcfl.federation import Choice, Jobs, Work, num_held_out
@@ -141,12 +141,12 @@ class FlowerClients:
         head = self.head
         assert head is not None  # the method has seen to it
         clients, num_models = self._present_clients(), len(heads.models)
-        settings = {"kind": asked, "num-models": num_models, "priors": len(heads), "folds": heads.num_folds}
-        arrays = sent_heads(heads, self.layout.num_evaluated)
+        settings = {"kind": asked, **lastlayer.settings(heads)}
+        arrays = lastlayer.sent_heads(heads, self.layout.num_evaluated)
         asks = [self.roster.question(client, self.round, settings, arrays) for client in clients]
 
         def read(position: int, content: RecordDict) -> Answer:
-            return read_told(content, asked, heads, head, float(self.num_examples[clients[position]]))
+            return lastlayer.read_told(content, asked, heads, head, float(self.num_examples[clients[position]]))
 
         found = dict(self.exchange.ask(SCORE, self.round, asks, self.work, read))
         self.work.exchanges += 1

@@ -11,9 +11,9 @@ from bcfl.belief.heads import Heads
 from bcfl.client.client import layout_of
 from bcfl.client.head import head_layout
 from bcfl.client.trainer import Training
+from bcfl.engines.flower import lastlayer
 from bcfl.engines.flower.answers import read_evaluation
 from bcfl.engines.flower.exchange import Ask, Exchange, Terms
-from bcfl.engines.flower.lastlayer import sent_heads
 from bcfl.engines.flower.questions import FlowerClients
 from bcfl.engines.flower.roster import Roster
 from bcfl.engines.flower.wire import EVALUATE, to_array
@@ -77,12 +77,13 @@ class FlowerEngine:
 
         return self._evaluations(asks, round_index)
 
-    def evaluate_heads(self, heads: Heads, round_index: int = 0) -> list[Evaluation | None]:
+    def evaluate_heads(self, heads: Heads, round_index: int = 0, who: Tensor | None = None) -> list[Evaluation | None]:
         """Each client's own last layers on its own test data; None as in `evaluate`."""
         roster, joined = self.roster, self.roster.joined(round_index)
+        joined = joined if who is None else joined & who
         there = [client for client in roster.members if joined[client] and roster.online(client)]
-        settings = {"num-models": len(heads.models), "priors": len(heads), "folds": heads.num_folds}
-        arrays = sent_heads(heads, self.layout.num_evaluated)
+        settings = lastlayer.settings(heads)
+        arrays = lastlayer.sent_heads(heads, self.layout.num_evaluated)
         tested = [client for client in there if roster.sizes_in(client, round_index).num_test]
         return self._evaluations(
             [roster.question(client, round_index, settings, arrays) for client in tested], round_index
