@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from bcfl.association.hypotheses import Branches
+from bcfl.association.k_means import k_means
 from bcfl.belief.gaussian import Gaussian, flat
 from bcfl.federation import Clients, Hypotheses, Jobs
 from bcfl.methods.candidates import ALONE, Candidate
-from bcfl.methods.kmeans import k_means
 from bcfl.methods.steps import Fuse, distinct_groups, distinct_results, train_groups
 from bcfl.randomness import stream_seed
 
