@@ -79,7 +79,7 @@ def joint_log_evidence(clients: Iterable[ConjugateClient], prior: Gaussian) -> f
 
 
 def log_likelihood_at_mean(clients: Iterable[ConjugateClient], prior: Gaussian) -> float:
-    """log Π_j p(Dʲ|E[ω]): the paper's approximation of the joint evidence (eq. fed_weight)."""
+    """log Π_j p(Dʲ|E[ω]): the paper's approximation of the joint evidence (section 3.1, weights)."""
     return sum(float(client.log_likelihood(prior.mean)) for client in clients)
 
 
@@ -89,7 +89,7 @@ def conceptual_bcfl(
     evidence: Evidence = joint_log_evidence,
     max_hypotheses: int = MAX_HYPOTHESES,
 ) -> list[Story]:
-    """The exact posterior mixture (eq. general_mot_rec) with one cluster per client and round, best story first.
+    """The exact posterior mixture (section 3.2) with one cluster per client and round, best story first.
 
     `rounds` holds, for each round, the clients' new data. Refuses when it would need more than `max_hypotheses`.
     With `evidence=log_likelihood_at_mean` only the weights are approximated, as the paper does.

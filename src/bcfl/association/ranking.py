@@ -35,7 +35,7 @@ class Ranked(NamedTuple):
 def k_best_assignments(cost: Tensor, k: int, cluster_size: ClusterSize | None = None) -> tuple[Tensor, Tensor]:
     """The k cheapest ways to give each client one cluster, cheapest first, exact and without repetition.
 
-    `cost` is (client, cluster); a total is the sum of the chosen entries (eq. opt_assig, murty_assig). Returns the
+    `cost` is (client, cluster); a total is the sum of the chosen entries (the paper, section 4.1). Returns the
     assignments (k', client) and totals (k',), where k' = min(k, number of assignments of finite cost), which is
     K^C when no entry is +∞.
 

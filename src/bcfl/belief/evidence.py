@@ -1,4 +1,4 @@
-"""How well a belief explains a client's data: the weights that decide the association (eq. fed_weight).
+"""How well a belief explains a client's data: the weights that decide the association (section 3.1).
 
 A client answers with log-likelihoods at points; the server combines them. At the mean alone the evidence of a
 hypothesis is a sum over clients. With several points per belief it is not, because the clients of a cluster share

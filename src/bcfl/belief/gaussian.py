@@ -101,7 +101,7 @@ class Fusion:
 
     Holds two vectors however many posteriors are added; they become the result's mean and precision, and lie in
     `into` if that is given. Writing Λ for precision and μ for mean, with Λ₀, μ₀ the prior's, n posteriors give
-    (eq. fed_posterior):
+    (the paper, section 3.1):
 
         product     Λ = Σ Λⱼ                 Π p(ω|Dʲ): counts the shared prior n times
         exact       Λ = Λ₀ + Σ (Λⱼ − Λ₀)     the product divided by prior^(n−1): counts it once
@@ -189,7 +189,7 @@ def fuse(posteriors: Iterable[Gaussian], prior: Gaussian, rule: FusionRule) -> G
 class Merging:
     """The Gaussian with the mean and variance of a mixture, per coordinate, folded in component by component.
 
-        m = Σ φⱼ mⱼ        S = Σ φⱼ (Sⱼ + (mⱼ − m)²)          (eq. JPDA_AA)
+        m = Σ φⱼ mⱼ        S = Σ φⱼ (Sⱼ + (mⱼ − m)²)          (appendix on MERGE)
 
     Weights are logarithms and relative to each other: no sum of them need be known beforehand. The spread is summed
     from centred means (Welford), so it is never negative. A flat component (precision 0) makes its coordinate flat;
@@ -231,7 +231,7 @@ class Merging:
 
 
 def merge(components: Sequence[Gaussian] | Gaussian, log_weight: Tensor) -> Gaussian:
-    """The moment-matched Gaussian of the mixture Σ φⱼ N(mⱼ, Sⱼ), φ = softmax(log_weight) (eq. JPDA_AA)."""
+    """The moment-matched Gaussian of the mixture Σ φⱼ N(mⱼ, Sⱼ), φ = softmax(log_weight)."""
     shapes = {tuple(component.mean.shape) for component in components}
     if log_weight.shape != (len(components),) or len(shapes) != 1 or () in shapes:
         raise ValueError("log_weight must be (component,) beside components of one shape (..., parameter), at least "

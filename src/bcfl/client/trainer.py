@@ -128,7 +128,7 @@ def fit(network: Network, jobs: Sequence[Job]) -> list[Trained]:
     """The local posteriors p(ω|D) ∝ p(D|ω) prior(ω) in Laplace's approximation, and the momenta at their ends.
 
     SGD from each start minimises mean NLL + (1/N)·½ Σ precision·(θ − mean)²; the posterior precision is the prior's
-    plus N · diagonal Fisher (eq. fed_posterior). Without `curvature` the precision is N everywhere: fusing such
+    plus N · diagonal Fisher (section 3.1). Without `curvature` the precision is N everywhere: fusing such
     posteriors is averaging by examples. The statistics' precision is N too, whatever the prior's.
     """
     alike: dict[Hashable, list[int]] = {}

@@ -1,4 +1,7 @@
-"""BCFL: clustering as data association. Greedy (G), consensus (C-M) and multi-hypothesis (MH-M)."""
+"""BCFL: clustering as data association. Greedy (G), consensus (C-M) and multi-hypothesis (MH-M).
+
+The paper is arXiv 2410.15473 (https://arxiv.org/abs/2410.15473), whose sections are cited here and in the mathematics.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -293,7 +296,7 @@ def _joined(state: Hypotheses, present: Tensor, membership: Tensor | None) -> Hy
 
 
 def _merged(models: Gaussian, model_of: Tensor, kept: Branches) -> Hypotheses:
-    """The single hypothesis in which each cluster's belief has the moments of the kept mixture (eq. jpda_posterior)."""
+    """The single hypothesis in which each cluster's belief has the moments of the kept mixture (section 4.2, BCFL-C)."""
     clusters = []
     for belief_of_hypothesis in model_of.T:
         distinct, position = belief_of_hypothesis.unique(return_inverse=True)
