@@ -296,7 +296,7 @@ def _joined(state: Hypotheses, present: Tensor, membership: Tensor | None) -> Hy
 
 
 def _merged(models: Gaussian, model_of: Tensor, kept: Branches) -> Hypotheses:
-    """The single hypothesis in which each cluster's belief has the moments of the kept mixture (section 4.2, BCFL-C)."""
+    """The one hypothesis in which each cluster's belief has the moments of the kept mixture (BCFL-C, section 4.2)."""
     clusters = []
     for belief_of_hypothesis in model_of.T:
         distinct, position = belief_of_hypothesis.unique(return_inverse=True)
