@@ -1,6 +1,7 @@
 """A network with the unknowns of its likelihood beside it."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -57,12 +58,12 @@ def attach(factory: Callable[[], nn.Module], likelihood: Likelihood) -> Callable
         or not callable(factory)
     ):  # which will be refused
         return factory
+    return partial(_made, factory, likelihood)  # no closure, so that a result can be pickled
 
-    def attached() -> nn.Module:
-        network = factory()
-        return Attached(network, likelihood) if isinstance(network, nn.Module) else network
 
-    return attached
+def _made(factory: Callable[[], nn.Module], likelihood: Likelihood) -> nn.Module:
+    network = factory()
+    return Attached(network, likelihood) if isinstance(network, nn.Module) else network
 
 
 def network_of(module: nn.Module) -> nn.Module:

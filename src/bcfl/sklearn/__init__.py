@@ -61,6 +61,8 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     def _train(self, X: Any, y: Array, groups: Any, likelihood: str) -> Self:
         columns = self._columns(X, fitting=True)
         check_consistent_length(next(iter(columns.values())).values, y)
+        if len(y) < 2:
+            raise ValueError(f"at least 2 rows are needed, got n_samples={len(y)}")
         sites = np.zeros(len(y), int) if groups is None else column_or_1d(groups)
         check_consistent_length(y, sites)
         named = {name: column.values for name, column in columns.items()}
