@@ -60,7 +60,7 @@ def assert_all_drawn(page: Any, names: set[str]) -> None:
         assert one["height"] > 200, one
 
 
-DETAILS = ("graph", "association", "trellis", "certainty", "calibration", "client_accuracy", "labels", "work")
+DETAILS = ("graph", "association", "trellis", "certainty", "calibration", "client_measure", "labels", "work")
 ONE = {"accuracy", "macro_f1", "agreement", *(f"{name}-0" for name in DETAILS)}
 
 

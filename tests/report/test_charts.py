@@ -34,7 +34,7 @@ def test_curves_are_the_log(made_up: MakeRun) -> None:
 
 def test_dots_are_the_last_round(made_up: MakeRun) -> None:
     run = read_run(made_up())
-    (dots,) = panel(charts.client_accuracy(run)).series
+    (dots,) = panel(charts.client_measure(run)).series
     assert dots.y == pytest.approx(np.array(run.rounds[-1]["client_accuracy"])[run.order], abs=5e-5)
     count, confidence, correct = np.array(run.rounds[-1]["calibration"]).T
     *_, reliability = panel(charts.calibration(run)).series

@@ -59,7 +59,7 @@ def best_cells(page: str) -> list[list[str]]:
 
 def test_every_figure_has_its_place_and_its_data(made_up: MakeRun) -> None:
     page = report(read_runs([made_up("a"), made_up("b", method="bcfl-g", hypotheses=1)]))
-    details = ("graph", "association", "trellis", "certainty", "calibration", "client_accuracy", "labels", "work")
+    details = ("graph", "association", "trellis", "certainty", "calibration", "client_measure", "labels", "work")
     expected = {"accuracy", "macro_f1", "agreement", "accuracy_by_work", *(f"{n}-{i}" for n in details for i in "01")}
     assert figures_of(page).keys() == expected - {"trellis-1"}  # one hypothesis has no trellis
     assert set(re.findall(r'data-figure="(.*?)"', page)) == figures_of(page).keys()

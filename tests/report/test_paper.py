@@ -22,7 +22,7 @@ FIRST_BYTES = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 def test_every_figure_in_every_format(made_up: MakeRun, tmp_path: Path) -> None:
     out = tmp_path / "figures"
     assert main(["figures", str(made_up()), "--out", str(out)]) == 0
-    details = ("graph", "association", "trellis", "certainty", "calibration", "client_accuracy", "labels", "work")
+    details = ("graph", "association", "trellis", "certainty", "calibration", "client_measure", "labels", "work")
     names = {"learning", *details}
     assert {path.name for path in out.iterdir()} == {f"{name}.{kind}" for name in names for kind in FIRST_BYTES}
     assert all(path.read_bytes().startswith(FIRST_BYTES[path.suffix[1:]]) for path in out.iterdir())

@@ -9,12 +9,13 @@ from rich.table import Table
 
 from bcfl.cli.command import complain
 from bcfl.console import console_for
+from bcfl.likelihood.measures import TITLES
 from bcfl.predict.predictors import Newcomer
 from bcfl.report.reading import group_runs, read_runs
 from bcfl.report.tables import said_beside, written_rows
 from bcfl.runs.result import Result
 
-QUALITIES = {"accuracy": "accuracy", "macro_f1": "macro F1", "nll": "NLL", "ece": "calibration error"}
+QUALITIES = {key: title for key, title in TITLES.items() if key not in ("brier", "crps")}
 MANY = 50  # clusters: from so many on they say nothing one by one
 
 
@@ -22,7 +23,9 @@ def print_result(result: Result) -> None:
     """How good, who is where with what probability, what it cost."""
     console, summary = console_for(), result.summary()
     title = f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds"
-    known = {name: summary[key] for key, name in (QUALITIES | {"ari": "agreement"}).items() if summary[key] is not None}
+    known = {
+        name: summary[key] for key, name in (QUALITIES | {"ari": "agreement"}).items() if summary.get(key) is not None
+    }
     figures = _table(title, [], list(known), [[f"{value:.3f}" for value in known.values()]])
     console.print(figures if known else f"{title}: not tested, as no client has test data")
     if "agreement" in known:

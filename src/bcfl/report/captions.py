@@ -4,13 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bcfl.likelihood.measures import TITLES as MEASURE_TITLES
+from bcfl.predict.metrics import MORE_IS_BETTER
 from bcfl.report.drawing import ClientGraph, columns, marks
 from bcfl.report.reading import Group, Run, unfinished_runs
-from bcfl.report.tables import cells, shown_measures
+from bcfl.report.tables import cells, leading, shown_measures
 
 MOST_NAMED = 5  # unfinished runs that are told by name
 TITLES = {
     "accuracy": "Accuracy by round",
+    "lead": "How good it is, by round",
     "macro_f1": "Macro F1 by round",
     "agreement": "Agreement with the true groups",
     "accuracy_by_work": "Accuracy for the same work",
@@ -19,11 +22,12 @@ TITLES = {
     "trellis": "Which hypothesis descends from which",
     "certainty": "How sure, and who still moves",
     "calibration": "Calibration",
-    "client_accuracy": "Accuracy of each client",
+    "client_measure": "How good it is for each client",
     "labels": "What the clients hold",
     "work": "Work and traffic",
 }
 CURVES = {
+    "lead": "The measure that tells most of such targets, over all clients' own test examples.",
     "accuracy": "Higher is better: the share of all clients' own test examples that their models get right.",
     "macro_f1": "The same for the F1 score, which counts rare classes as much as common ones.",
     "agreement": "At 1 the clusters are exactly the true groups, at 0 no better than chance (adjusted Rand index).",
@@ -128,7 +132,7 @@ def caption(name: str, run: Run) -> str:
         "trellis": _trellis,
         "certainty": _certainty,
         "calibration": _calibration,
-        "client_accuracy": _client,
+        "client_measure": _client,
         "labels": _label,
         "work": _work,
     }[name](run)
@@ -176,10 +180,11 @@ def _doubt_left(run: Run) -> str:
 
 
 def _client(run: Run) -> str:
-    known = [value for value in run.last("client_accuracy") if value is not None]
+    measure = leading(run)
+    known = sorted((v for v in run.last(f"client_{measure}") if v is not None), reverse=measure not in MORE_IS_BETTER)
     return (
-        f"A fair federation has its clients close to the dashed mean: the worst has {min(known):.3f}, "
-        f"the best {max(known):.3f}."
+        f"A fair federation has its clients close to the dashed mean: the worst has {MEASURE_TITLES[measure]} "
+        f"{known[0]:.3f}, the best {known[-1]:.3f}."
     )
 
 

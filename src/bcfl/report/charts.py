@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bcfl.likelihood.measures import TITLES
 from bcfl.report.drawing import MARK_NAMES, Columns, columns, mark_places, marks, spread, trellis
 from bcfl.report.reading import Floats, Group, Ints, Run
+from bcfl.report.tables import leading
 
 NUM_COLOURS = 8
 # Kind of mark -> its colour and sign: one colour for what clusters do, others for clients.
@@ -208,12 +210,13 @@ def calibration(run: Run) -> Chart | None:
     return [Panel("how sure the model said it was", "share that was right", series, (0, 1), (0, 1), whole=False)]
 
 
-def client_accuracy(run: Run, most_columns: int = 160) -> Chart | None:
-    """Every client's accuracy on its own test data; where clients share a column, the mean and the extremes."""
-    if run.last("client_accuracy") is None:
+def client_measure(run: Run, most_columns: int = 160) -> Chart | None:
+    """Every client's leading measure on its own test data; where clients share a column, the mean and the extremes."""
+    measure = leading(run)
+    if run.last(f"client_{measure}") is None or run.last(measure) is None:
         return None
     lines = columns(run, most_columns)
-    values = np.array([np.nan if v is None else v for v in run.last("client_accuracy")], dtype=float)
+    values = np.array([np.nan if v is None else v for v in run.last(f"client_{measure}")], dtype=float)
     tested = [members[~np.isnan(values[members])] for members in lines.members]
     known = [index for index, members in enumerate(tested) if len(members)]
     mean, low, high = (rounded([of(values[tested[i]]) for i in known]) for of in (np.mean, np.min, np.max))
@@ -223,7 +226,7 @@ def client_accuracy(run: Run, most_columns: int = 160) -> Chart | None:
         size=[10.0 if len(known) < 80 else 6.0] * len(known),
         texts=[f"client {lines.labels[i]}: {value:.3f}" for i, value in zip(known, mean, strict=True)],
     )  # fmt: skip
-    return [_of_clients(lines, "accuracy", dots, run.last("accuracy"))]
+    return [_of_clients(lines, TITLES[measure], dots, run.last(measure))]
 
 
 def _of_clients(lines: Columns, y: str, dots: Series, level: float) -> Panel:
@@ -272,7 +275,7 @@ def of_run(run: Run, shown: Ints) -> dict[str, Chart]:
         "trellis": descent(run),
         "certainty": certainty(run),
         "calibration": calibration(run),
-        "client_accuracy": client_accuracy(run),
+        "client_measure": client_measure(run),
         "labels": labels(run),
         "work": work(run),
     }

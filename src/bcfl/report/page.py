@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from bcfl.likelihood.measures import TITLES
 from bcfl.report import captions, charts
 from bcfl.report.drawing import client_graph
 from bcfl.report.reading import Group, Run, group_runs, understood
-from bcfl.report.tables import Measure, cells, said_beside, shown_measures, written
+from bcfl.report.tables import Measure, cells, leading, said_beside, shown_measures, written
 from bcfl.runs.settings import as_kept, parse_config
 from bcfl.runs.sites import Sites, per_site
 
@@ -18,11 +19,14 @@ MOST_CELLS = 500_000  # numbers in all heat maps of a page together: about two m
 MOST_DETAILED = 16  # runs whose associations are shown one by one
 PARTS = (
     ("who", "Who belongs where", ("graph", "association", "trellis", "certainty")),
-    ("good", "Can it be trusted", ("calibration", "client_accuracy")),
+    ("good", "Can it be trusted", ("calibration", "client_measure")),
     ("cost", "What it is made of", ("labels", "work")),
 )
 WIDE = ("trellis", "certainty")
 HEADLINES = {
+    **dict.fromkeys(
+        ("auc", "rmse", "deviance", "concordance", "mean_iou", "perplexity"), "over the clients' own test examples"
+    ),
     "accuracy": "of the clients' own test examples are right",
     "macro_f1": "macro F1: rare classes count as much",
     "ari": "agreement with the true groups (1 is perfect)",
@@ -104,15 +108,19 @@ def _learning(groups: Sequence[Group]) -> list[Figure]:
     measured = {
         key for key in ("accuracy", "ari") for group in begun for run in group.runs if run.last(key) is not None
     }
-    if "accuracy" not in measured:
+    found = {}
+    if "accuracy" in measured:
+        found["accuracy"] = charts.by_round(begun, "accuracy", "accuracy")
+    leads = {leading(run) for group in begun for run in group.runs} - {"accuracy"}
+    if len(leads) == 1 and any(run.last(name := next(iter(leads))) is not None for g in begun for run in g.runs):
+        found["lead"] = charts.by_round(begun, name, TITLES[name])
+    if not found:
         return []
-    found = {
-        "accuracy": charts.by_round(begun, "accuracy", "accuracy"),
-        "macro_f1": charts.by_round(begun, "macro_f1", "macro F1"),
-    }
+    if "accuracy" in measured and not leads:
+        found["macro_f1"] = charts.by_round(begun, "macro_f1", "macro F1")
     if "ari" in measured:
         found["agreement"] = charts.by_round(begun, "ari", "adjusted Rand index")
-    if len(begun) > 1:
+    if len(begun) > 1 and "accuracy" in found:
         found["accuracy_by_work"] = charts.by_work(begun, "accuracy", "accuracy")
     band = captions.BAND if any(len(group.counted) > 1 for group in begun) else ""
     return [Figure(name, name, captions.CURVES[name] + band, chart) for name, chart in found.items()]

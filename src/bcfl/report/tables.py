@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bcfl.likelihood.measures import TITLES
 from bcfl.methods import remarks
+from bcfl.predict.metrics import MORE_IS_BETTER
 from bcfl.report.grouping import mean_and_deviation, text_of, title_of
 from bcfl.report.reading import Group, Run, is_installed, unfinished_runs
 
@@ -30,17 +32,29 @@ def _drift(key: str) -> Callable[[Run], float | None]:
     return lambda run: None if run.drift is None else run.drift[key]
 
 
+OTHERS = tuple(  # what suits other targets than classes
+    Measure(name, title, _last(name), ".3f", lower_is_better=name not in MORE_IS_BETTER)
+    for name, title in TITLES.items()
+    if name not in ("accuracy", "macro_f1", "nll", "ece", "brier")
+)
 MEASURES = (
     Measure("accuracy", "accuracy", _last("accuracy"), ".3f"),
     Measure("macro_f1", "macro F1", _last("macro_f1"), ".3f"),
     Measure("nll", "NLL", _last("nll"), ".3f", lower_is_better=True),
     Measure("ece", "ECE", _last("ece"), ".3f", lower_is_better=True),
+    *OTHERS,
     Measure("ari", "agreement", _last("ari"), ".3f"),
     Measure("false_switches", "false switches", _drift("false_switches"), ".3f", lower_is_better=True),
     Measure("rounds_until_found", "rounds until found", _drift("rounds_until_found"), ".3f", lower_is_better=True),
     Measure("total_steps", "total steps", lambda run: float(run.work("local_steps").sum()), ",.0f"),
     Measure("rounds", "rounds", lambda run: float(len(run.rounds)), ",.0f"),
 )
+
+
+def leading(run: Run) -> str:
+    """The measure that tells most of a run, by its likelihood: of classes the accuracy."""
+    told = run.last("lead")
+    return "accuracy" if told is None else str(told["measure"])
 
 
 def shown_measures(groups: Sequence[Group]) -> list[Measure]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bcfl.data.sources import one_line
+from bcfl.likelihood.measures import TITLES
 from bcfl.report import require
 from bcfl.runs.observers import Observer
 from bcfl.runs.problem import Split
 from bcfl.runs.settings import Config
 
-QUALITY = ("accuracy", "macro_f1", "nll", "ece")
+QUALITY = tuple(name for name in TITLES if name != "brier")
 ASSOCIATION = ("ari", "changes", "num_hypotheses", "num_beliefs")
 # How long a first word from an MLflow server is waited for, unless the user has set these: MLflow's own patience is for
 # a server that is away for a while, and would keep somebody with a wrong address waiting for minutes.

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from bcfl.console import console_for
+from bcfl.likelihood.measures import TITLES
 from bcfl.runs.observers import Observer
 from bcfl.runs.pace import Outlook, Pace
 from bcfl.runs.planning import Planned
@@ -130,7 +131,8 @@ class _RunOfSweep(Observer):
 
 
 def _note(record: dict[str, Any]) -> str:
-    parts = [f"accuracy {record['accuracy']:.3f}"] if "accuracy" in record else []
+    lead = record.get("lead", {}).get("measure", "accuracy")
+    parts = [f"{TITLES[lead]} {record[lead]:.3f}"] if lead in record else []
     return "  ".join([*parts, f"{record['changes']} moved"])
 
 

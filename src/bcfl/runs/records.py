@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from bcfl.likelihood.measures import TITLES
+
 MOST = 10**15  # that of a thousand rounds can be added up
 MOST_ROWS = 10_000  # hypotheses of a round
 MOST_EXAMPLES = 10**9  # of one class at one client
 # Measures that are not finite where a model's own numbers overflow: that is no damage, and counts as not measured.
-LOOSE = ("nll", "ece")
+LOOSE = tuple(name for name in TITLES if name not in ("accuracy", "macro_f1"))
 PACKED_FROM = 100_000  # clients: of so many, where they are is kept as binary, and nothing of single ones beside it
 SHOWN = 40  # characters of a wrong value
 
@@ -123,7 +125,14 @@ def round_kinds(clients: int) -> dict[str, Kind]:
         "client_accuracy": or_absent(list_of(or_null(SHARE), clients)),
         "calibration": or_absent(list_of(bins)),
         **dict.fromkeys(("accuracy", "macro_f1"), or_absent(SHARE)),
+        "lead": or_absent(
+            Kind(
+                f"an object with a measure, one of {', '.join(TITLES)}",
+                lambda value: isinstance(value, dict) and value.get("measure") in TITLES,
+            )
+        ),
         **dict.fromkeys(LOOSE, or_absent(ANY_NUMBER)),
+        **{f"client_{name}": or_absent(list_of(or_null(ANY_NUMBER), clients)) for name in LOOSE},
     }
 
 
