@@ -73,9 +73,21 @@ def test_kept_losses_are_those_of_the_stated_probabilities() -> None:
     data = federation(all_tasks()["sleepstudy"]).only(tuple(range(5)))
     found = record(CONTESTANTS["fedavg"], "linear", data, LITTLE, tune=False)
     fitted = fit(CONTESTANTS["fedavg"], "linear", data, LITTLE, found["options"])
-    assert found["nll"] == pytest.approx([-answer.log_prob.mean() for answer in fitted.answers], rel=1e-5)
-    squares = [np.square(answer.point - y).mean() for answer, y in zip(fitted.answers, data.y_test, strict=True)]
-    assert found["rmse"] == pytest.approx(np.sqrt(squares), rel=1e-5)
+    assert found["nll"] == pytest.approx(fitted.nll, rel=1e-5)
+    assert found["rmse"] == pytest.approx(fitted.measure, rel=1e-5)
+
+
+@pytest.mark.parametrize("task", ["sleepstudy", "planted-answers", "cgd"])
+def test_what_is_computed_from_answers_is_what_a_run_says_of_itself(task: str) -> None:
+    data = federation(all_tasks()[task]).only(tuple(range(6)))
+    clients = [*zip(data.x, data.y, data.x_test, data.y_test, strict=True)]
+    result = fitting._trained(CONTESTANTS["bcfl-g"], "linear", data, LITTLE, {}, clients)
+    ours, theirs = fitting._told(data, fitting._answers(data, result)), fitting._recorded(data, result.history[-1])
+    assert ours.nll == pytest.approx(theirs.nll, rel=1e-4)
+    for mine, other in zip(ours.measure, theirs.measure, strict=True):
+        assert (mine is None) == (other is None)
+        assert mine is None or mine == pytest.approx(other, rel=1e-4)
+    assert ours.calibration.get("coverage90") == pytest.approx(theirs.calibration.get("coverage90"))
 
 
 @pytest.mark.parametrize(("name", "tune"), [("fedprox", True), ("fedavg", False), ("pooled", False)])
@@ -103,9 +115,7 @@ def test_who_trains_alone_on_few_rows_stops_early() -> None:
     setting = Setting(rounds=30)
     rounds = chosen(CONTESTANTS["local"], "linear", data, setting, tune=False)["rounds"]
     early, late = (
-        np.mean(
-            [-answer.log_prob.mean() for answer in fit(CONTESTANTS["local"], "linear", data, setting, options).answers]
-        )
+        np.mean([loss or np.inf for loss in fit(CONTESTANTS["local"], "linear", data, setting, options).nll])
         for options in ({"rounds": rounds}, {})
     )
     assert rounds < 15

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from bcfl.benchmark.contestants import POOLED, STATISTICIAN, Contestant
 from bcfl.benchmark.measures import pair_calibration
 from bcfl.benchmark.mixed_model import mixed_model
 from bcfl.benchmark.preparation import Federation
-from bcfl.federation import served
+from bcfl.federation import heads_in, served
 from bcfl.model.zoo import SIZED
 from bcfl.predict.predictors import module_of
 from bcfl.randomness import numpy_generator
@@ -41,9 +41,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a contestant states of every site's held-out rows, and what it took."""
+    """What a contestant's statements on every site's held-out rows come to, and what it took."""
 
-    answers: tuple[Answer, ...]
+    nll: Sequence[float | None]  # each (site,)
+    measure: Sequence[float | None]  # the task's own
+    calibration: Mapping[str, float | None]
     work: Mapping[str, int] = field(default_factory=dict)
     membership: Any = None  # (site, cluster): where the sites belong, for methods that say so
 
@@ -51,17 +53,38 @@ class Fitted:
 def fit(contestant: Contestant, model: str, data: Federation, setting: Setting, options: Mapping[str, Any]) -> Fitted:
     """What the contestant makes of the task with these options."""
     if contestant.name == STATISTICIAN:
-        return Fitted(mixed_model(data))
+        return _told(data, mixed_model(data))
     pooled = contestant.name == POOLED
-    clients = [*zip(data.x, data.y, strict=True)]
-    result = _trained(contestant, model, data, setting, options, [_together(clients)] if pooled else clients)
-    parts = _serving(result)
-    answers = tuple(
-        answer_of(parts[0 if pooled else site], torch.tensor(x), torch.tensor(y))
-        for site, (x, y) in enumerate(zip(data.x_test, data.y_test, strict=True))
-    )
+    clients = [*zip(data.x, data.y, data.x_test, data.y_test, strict=True)]
+    asked = {"evaluate_every": setting.rounds, **options}
+    result = _trained(contestant, model, data, setting, asked, [_together(clients)] if pooled else clients)
+    heads = heads_in(result.state) is not None  # a site's predictions then are its own posterior's: its engine's to say
+    found = _recorded(data, result.history[-1]) if heads else _told(data, _answers(data, result))
     membership = None if pooled else result.probability.numpy()
-    return Fitted(answers, result.summary()["work"], membership)
+    return replace(found, work=result.summary()["work"], membership=membership)
+
+
+def _told(data: Federation, answers: Sequence[Answer]) -> Fitted:
+    """What these answers come to."""
+    y = [np.asarray(values, np.float64) for values in data.y_test]
+    measure = [measure_of(data.task, answer, values) for answer, values in zip(answers, y, strict=True)]
+    return Fitted([nll_of(answer) for answer in answers], measure, calibration_of(data.task, answers, y))
+
+
+def _recorded(data: Federation, last: Mapping[str, Any]) -> Fitted:
+    """What a run's own evaluation in its last round says."""
+    names = {"ece": "ece", "coverage90": "coverage_90"}
+    calibration = {ours: last.get(theirs) for ours, theirs in names.items() if last.get(theirs) is not None}
+    return Fitted(last["client_nll"], last[f"client_{data.task.measure}"], calibration)
+
+
+def _answers(data: Federation, result: Result) -> list[Answer]:
+    """What the networks that serve the sites state of their held-out rows; one client stands for all sites."""
+    parts = _serving(result)
+    return [
+        answer_of(parts[0 if len(parts) == 1 else site], torch.tensor(x), torch.tensor(y))
+        for site, (x, y) in enumerate(zip(data.x_test, data.y_test, strict=True))
+    ]
 
 
 def _trained(
@@ -82,8 +105,7 @@ def _trained(
         seed=data.draw,
         num_workers=1,
         progress=False,
-        evaluate_every=EVERY,
-        **told,
+        **{"evaluate_every": EVERY, **told},
     )
 
 
@@ -156,7 +178,6 @@ def record(contestant: Contestant, model: str, data: Federation, setting: Settin
     middle = time.process_time()
     fitted = fit(contestant, model, data, setting, options)
     taken = time.process_time() - middle
-    y = [np.asarray(values, np.float64) for values in data.y_test]
     work = fitted.work
     known = fitted.membership is not None and data.group is not None
     return {
@@ -169,12 +190,10 @@ def record(contestant: Contestant, model: str, data: Federation, setting: Settin
         "setting": asdict(setting),
         "sites": list(data.sites),
         "rows": [len(values) for values in data.y],
-        "test_rows": [len(values) for values in y],
-        "nll": [_short(nll_of(answer)) for answer in fitted.answers],
-        data.task.measure: [
-            _short(measure_of(data.task, answer, values)) for answer, values in zip(fitted.answers, y, strict=True)
-        ],
-        "calibration": {name: _short(value) for name, value in calibration_of(data.task, fitted.answers, y).items()},
+        "test_rows": [len(values) for values in data.y_test],
+        "nll": [_short(loss) for loss in fitted.nll],
+        data.task.measure: [_short(value) for value in fitted.measure],
+        "calibration": {name: _short(value) for name, value in fitted.calibration.items()},
         "membership": pair_calibration(fitted.membership, data.group) if known and data.group is not None else None,
         "seconds": round(taken, 2),
         "choosing_seconds": round(middle - began, 2),
