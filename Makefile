@@ -11,7 +11,7 @@ USABLE := $(VENV)/.usable
 CHECKED := $(VENV)/.checked
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types fast fuzz bench docs clean
+.PHONY: help run ray test lint types fast fuzz bench docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ test: lint types $(CHECKED) ## set up, then run all checks: ruff, mypy, pytest
 
 fast: $(CHECKED) ## the tests that take less than a few seconds each
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+ray: $(CHECKED) ## install Ray (360 MB) and run its tests: several nodes in one machine, one of them killed
+	$(INSTALL) --editable '.[ray]'
+	$(BIN)/python -m pytest tests/engines/test_ray.py
 
 fuzz: export BCFL_FUZZ := $(or $(BCFL_FUZZ),10000)
 fuzz: $(CHECKED) ## mutated settings, data files, run folders and messages: BCFL_FUZZ of each kind (10000)

@@ -35,6 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 NEEDS = {
     "Chromium": "a browser (apt-get install chromium)",
     "GPU": "a GPU",
+    "'ray'": "Ray, 360 MB (pip install -c constraints.txt '.[ray]')",
     "BCFL_TEST_DATA": "the published data sets (BCFL_TEST_DATA=a folder with their .npz files)",
     "'datasets'": "the datasets library (pip install '.[data]')",
     "could not import": "packages that `make test` installs",

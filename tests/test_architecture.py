@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
 
 # Which parts may import a library, the others never.
 ONLY_IN = {
+    "ray": ("engines/ray.py",),
     "flwr": ("engines/flower", "deploy"),
     "matplotlib": ("report",),
     "jinja2": ("benchmark", "report", "deploy"),

@@ -121,6 +121,11 @@ Json = Annotated[bool, flag("--json", "print JSON instead of tables")]
 Quiet = Annotated[bool, flag("--quiet", "no progress")]
 DEVICE = "cpu (default), or cuda or cuda:N: many clients together on a GPU; stacked-cpu tries that without one"
 Device = Annotated[str, option("NAME", DEVICE)]
+ENGINES = ("simulator", "ray")
+EngineName = Annotated[str, option("NAME", "simulator (default), or ray: on a cluster of machines",
+                                   click.Choice(ENGINES))]  # fmt: skip
+Address = Annotated[str | None, option("HOST:PORT", "of the Ray cluster (default: one is started here)")]
+Gpus = Annotated[float, option("N", "of the Ray cluster's GPUs, for each worker", float)]
 EventFiles = Annotated[Path | None, option("DIR", "follow it in TensorBoard: event files in DIR", usable_folder)]
 Tracker = Annotated[
     str | None, option("URI|DIR", "follow it in MLflow: a server, or a data base in DIR", _server_or_folder)
@@ -192,3 +197,23 @@ class Machine:
 
     num_workers: Workers = None
     device: Device = "cpu"
+    engine: EngineName = "simulator"
+    address: Address = None
+    gpus_per_worker: Gpus = 0.0
+
+    @property
+    def where(self) -> str:
+        """The device by the name that `bcfl.train` takes for it: with Ray, which cluster, and what of it."""
+        if self.engine == "simulator":
+            if self.address or self.gpus_per_worker:
+                raise ValueError("--address and --gpus-per-worker are for --engine ray")
+            return self.device
+        if self.device != "cpu":
+            raise ValueError("--engine ray takes GPUs by --gpus-per-worker, not by --device")
+        gpus = f",gpus={self.gpus_per_worker:g}" if self.gpus_per_worker else ""
+        return "ray" + (f":{self.address}" if self.address else "") + gpus
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """As runs take it."""
+        return {"num_workers": self.num_workers, "device": self.where}

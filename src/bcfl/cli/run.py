@@ -41,7 +41,7 @@ def run(
     look_here()
     settings = load_config(config, (*table.settings(), *overrides), seed=seed)
     with folder_for(settings, out) as folder:
-        return show(follow, lambda observers: start(settings, folder, **vars(machine), observers=observers))
+        return show(follow, lambda observers: start(settings, folder, **machine.how, observers=observers))
 
 
 def resume(
@@ -74,13 +74,13 @@ def resume(
     path = run
     if rounds is not None:
         path = out or _folder_for_more(run, rounds)
-        _prolong(run, path, rounds, machine.device)
+        _prolong(run, path, rounds, machine.where)
     elif out is not None:
         raise ValueError("--out is for --rounds: a stopped run goes on in its own folder")
     if RunFolder(path).complete and not follow.quiet:
         print(f"the run in {path} is complete: nothing is left to do", file=sys.stderr)
     elsewhere = None if data_path is None else loop.settings_of(path).with_data_path(str(data_path))
-    return show(follow, lambda observers: loop.resume(path, config=elsewhere, **vars(machine), observers=observers))
+    return show(follow, lambda observers: loop.resume(path, config=elsewhere, **machine.how, observers=observers))
 
 
 def _folder_for_more(run: Path, rounds: int) -> Path:

@@ -123,7 +123,7 @@ def _work_off(runs: "Sequence[Planned]", many: Many, machine: options.Machine) -
     failed: Mapping[Path, str] = {}
     with SweepProgress(runs, names) as progress:
         try:
-            sweep(runs, view=None if many.quiet else progress, jobs=many.jobs, **vars(machine))
+            sweep(runs, view=None if many.quiet else progress, jobs=many.jobs, **machine.how)
         except RunsFailedError as error:
             failed = error.reasons
     done = [(run, own) for run, own in zip(runs, settings, strict=True) if run.path not in failed]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class Participation:
 def find_device(name: str) -> torch.device | None:
     """The device on which clients are stacked; None for "cpu", where each is trained alone, in threads."""
     kind, colon, number = name.partition(":")
-    if name == "cpu":
+    if name == "cpu" or name.partition(",")[0].partition(":")[0] == "ray":
         return None
     if name == "stacked-cpu":
         return torch.device("cpu")
@@ -98,6 +98,16 @@ def find_device(name: str) -> torch.device | None:
         raise ValueError(f"device {name!r} is not here: torch {torch.__version__} finds {count} CUDA devices; "
                          f"allowed here: {here}")  # fmt: skip
     return torch.device(name)
+
+
+class Crowd(Protocol):
+    """Those who compute."""
+
+    count: int
+
+    def stream(self, tasks: Iterable[Any]) -> Iterator[Any]: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,9 @@ class Simulator:
         num_workers: int | None = None,
         device: str = "cpu",
         together: Together = None,
+        hire: Callable[[int | None], Crowd] | None = None,
     ):
+        """`hire` finds others to compute, so many of them if that is said; without it workers are threads here."""
         keep_freed_memory(factory)
         self.factory, self.training, self.seed = factory, training, seed
         self.participation = participation or Participation()
@@ -169,8 +181,13 @@ class Simulator:
         self.layout, self.head = layout_of(probe, training), head_layout(probe)
         keep_blocks(self.layout.length * probe.vector.element_size())
         crew = crew_for(probe, [max(train, key=len), test[0]], training, draws_globally, device, together)
-        self.num_workers = (num_workers or os.cpu_count() or 1) if crew.several and not draws_globally else 1
-        self._workers = Workers(self.num_workers, crew.network or partial(alone, factory, seed))
+        self._away = hire is not None  # the data of clients that are opened when asked are opened elsewhere
+        if hire is not None:
+            self._workers: Crowd = hire(1 if draws_globally else num_workers)
+        else:
+            count = (num_workers or os.cpu_count() or 1) if crew.several and not draws_globally else 1
+            self._workers = Workers(count, crew.network or partial(alone, factory, seed))
+        self.num_workers = self._workers.count
         self.at_a_time = crew.at_a_time
         self._draws_globally = draws_globally
         # All of them or, of those that are opened when asked, the ones of the last round.
@@ -213,11 +230,19 @@ class Simulator:
     def clients_in(self, round_index: int, wanted: Sequence[int]) -> Places:
         """The wanted clients, and perhaps others, with the data that they hold in that round."""
         if self._lazy is not None:
+            if self._away:
+                return {client: self._stub(client) for client in wanted}
             if not set(wanted) <= set(self.clients):
                 self.clients = {}  # first: what both hold together may be too much
                 self.clients = self._clients(wanted, *examples_of(self._lazy.open(wanted)))
             return self.clients
         return self.clients if self.drift is None or round_index < self.drift.round else self._later
+
+    def _stub(self, client: int) -> LocalClient:
+        """A client of whom is known how many examples it has."""
+        rows = torch.zeros(1, dtype=torch.int64).expand(int(self.num_examples[client]))
+        unknown = Examples(torch.empty(0), torch.empty(0), rows, images=False)
+        return LocalClient(client, unknown, unknown, self.training, self.seed, self._draws_globally)
 
     def num_examples_in(self, round_index: int) -> Tensor:
         """How many training examples each client has in that round."""  # (client,)
@@ -232,6 +257,10 @@ class Simulator:
         rest = iter(asked)
         groups = iter(lambda: list(islice(rest, self.at_a_time)), [])
         return chain.from_iterable(self._workers.stream(partial(task, group) for group in groups))
+
+    def play(self, tasks: Iterable[Callable[[Network], T]]) -> Iterator[T]:
+        """The results of whole tasks, in their order."""
+        return self._workers.stream(tasks)
 
     def evaluate(
         self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0, who: Tensor | None = None

@@ -12,6 +12,7 @@ from bcfl.data.datasets import full_name
 from bcfl.data.lazy import Held, LazyClients
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.scales import remark_on_scales, scales_itself
+from bcfl.engines.ray import Cluster, ray_simulator
 from bcfl.engines.simulator import Simulator, find_device
 from bcfl.federation import State
 from bcfl.likelihood import CATEGORICAL, OWN, Likelihood, attach, parse
@@ -229,6 +230,12 @@ def is_unfinished(path: Path, config: Config) -> bool:
 def _engine(config: Config, problem: Problem[Held], num_workers: int | None, device: str) -> Simulator:
     experiment = config.experiment
     participation = experiment.participation()
+    cluster = Cluster.parse(device)
+    if cluster is not None:
+        return ray_simulator(
+            cluster, problem.factory, problem.data, config.training, experiment.seed, participation, num_workers,
+            experiment.together,
+        )  # fmt: skip
     return Simulator(
         problem.factory,
         problem.data,
