@@ -218,7 +218,7 @@ DATASETS = {
     "digits_five": DatasetEntry(
         "digits of five origins as 28×28 colour images; each origin is a domain", _digits_five, "digits_five_cnn"
     ),
-    "heart": DatasetEntry("UCI Heart Disease, patients of four hospitals (bundled)", heart, "table", has_sites=True),
+    "heart": DatasetEntry("UCI Heart Disease, patients of four hospitals (bundled)", heart, "linear", has_sites=True),
     "table": DatasetEntry("a .csv or .parquet file of your own (data.path)", _table, "table", has_sites=True),
 }
 
