@@ -151,7 +151,7 @@ def _per_job(
     for method in (_bcfl(net, "greedy", JOB_SCORING), _bcfl(net, "multi", JOB_SCORING)):
         after, _ = method.round(state, simulator.begin(index))  # so that there are hypotheses to be carried on
         before = after.hypotheses
-        kept, _ = method._associate(before, None, simulator.begin(index + 1))
+        kept = method._associate(before, None, simulator.begin(index + 1)).kept
 
         def play(method: BCFL = method, before: Hypotheses = before, kept: Branches = kept) -> int:
             clients = simulator.begin(index + 1)

@@ -213,7 +213,9 @@ class RoundInfo:
     assignment: Tensor  # (hypothesis, client) -> cluster
     log_weight: Tensor  # (hypothesis,)
     events: tuple[dict[str, Any], ...] | None = None  # clusters that came or went, for methods in which they do
-    probability: Tensor | None = None  # (client, cluster), for methods that know it otherwise than by hypotheses
+    # (client, cluster), or (hypothesis, client, cluster) by each one's own numbers, to six decimals: for methods that
+    # know who belongs where otherwise than by weighing stories
+    probability: Tensor | None = None
 
 
 class Method(Protocol):

@@ -1,6 +1,7 @@
 """Memberships against exact enumeration of all assignments, and hypotheses that differ by hand."""
 
 import itertools
+import json
 import math
 
 import pytest
@@ -34,7 +35,7 @@ def test_memberships_are_those_of_all_assignments(seed: int, num_points: int, li
     score = 2 * torch.randn(5, 3, num_points, generator=draws, dtype=torch.float64)
     log_alpha = torch.randn(num_points, generator=draws, dtype=torch.float64).log_softmax(0)
     log_prior = torch.randn(5, 3, generator=draws, dtype=torch.float64).log_softmax(1)
-    found = memberships(score, log_alpha, log_prior, limits)
+    found = memberships(score, log_alpha, log_prior, limits, num_best=3**5)
     assert torch.allclose(found, enumerated(score, log_alpha, log_prior, limits or (0, 5)), rtol=0, atol=1e-9)
 
 
@@ -52,7 +53,7 @@ def test_with_very_many_points_they_are_taken_side_by_side() -> None:
 def test_hypotheses_mix_under_the_first_ones_numbers_and_pairs_need_none() -> None:
     membership = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.0, 1.0], [1.0, 0.0]]], dtype=torch.float64)
     log_weight = torch.tensor([0.75, 0.25], dtype=torch.float64).log()
-    together = mixed(membership, log_weight, torch.tensor([[0, 1], [1, 0]]))
+    together = mixed(membership, torch.tensor([[0, 1], [1, 0]]), log_weight)
     assert torch.allclose(together, torch.tensor([[0.925, 0.075], [0.15, 0.85]], dtype=torch.float64))
     shared = co_membership(membership, log_weight)
     assert shared[0, 1] == pytest.approx(0.75 * (0.9 * 0.2 + 0.1 * 0.8))
@@ -60,9 +61,13 @@ def test_hypotheses_mix_under_the_first_ones_numbers_and_pairs_need_none() -> No
 
 
 def test_what_is_written_of_memberships_is_read_back_to_the_bit() -> None:
-    membership = rounded(torch.randn(3, 7, 4, dtype=torch.float64).mul(9).softmax(-1))
-    assert torch.equal(read(written(membership), 4), membership)
-    assert written(rounded(torch.tensor([[[1e-9, 1 - 1e-9]]]))) == [[1]]
+    of_parents = rounded(torch.randn(5, 7, 4, dtype=torch.float64).mul(9).softmax(-1))
+    parent = torch.tensor([3, 1, 3, 0])
+    for told in (of_parents[parent], of_parents[0]):
+        lines = written(told, parent)
+        assert len(lines["rows"]) == (3 if told.dim() == 3 else 1)
+        assert torch.equal(read(json.loads(json.dumps(lines)), parent), told)
+    assert written(rounded(torch.tensor([[[1e-9, 1 - 1e-9]]])), torch.tensor([0]))["rows"] == [[1]]
 
 
 def branches_of(rows: list[list[int]], parent: list[int], weight: list[float]) -> Branches:
@@ -89,7 +94,7 @@ def test_a_near_copy_is_one_that_the_data_leave_no_doubt_about() -> None:
     kept = without_near_copies(told, odds)
     assert kept.assignment.tolist() == [[0, 0, 0], [1, 0, 0]]
     assert torch.equal(kept.log_weight, normalise(torch.zeros(2, dtype=torch.float64)))
-    assert len(without_near_copies(told, torch.full((4,), math.log(LEAST_WEIGHT) - 1)).parent) == 1
+    assert len(without_near_copies(told, torch.full((4,), math.log(LEAST_WEIGHT) - 1)).parent) == 4
 
 
 def test_stories_of_other_numbers_have_one_future_and_those_of_other_places_have_not() -> None:

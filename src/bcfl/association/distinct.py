@@ -4,6 +4,7 @@ Who is where under given models is held by memberships in full. Hypotheses are f
 sets of cluster models, and groupings that are really in doubt.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -42,11 +43,15 @@ def alike(assignment: Tensor) -> list[list[int]]:
 def without_near_copies(branches: Branches, log_odds: Tensor) -> Branches:
     """The stories without those that differ from their parent's best one only where the data leave no doubt.
 
-    `log_odds` (hypothesis,) is how likely each is beside that by Bayes' rule. A temperature keeps the weights of such
-    near-copies up, and they would fill all places.
+    `log_odds` (hypothesis,) tells how likely each of one parent is beside the others by Bayes' rule. A temperature
+    keeps the weights of such near-copies up, and they would fill all places.
     """
-    likely = log_odds >= torch.tensor(LEAST_WEIGHT).log()
-    likely[0] |= not likely.any()  # by limits on cluster sizes there may be none
+    likely = torch.zeros(len(log_odds), dtype=torch.bool)
+    for parent in branches.parent.unique():
+        siblings = branches.parent == parent
+        best = log_odds[siblings].max()
+        # By limits on cluster sizes even the best may be impossible for a client by itself.
+        likely |= siblings & (log_odds >= best + math.log(LEAST_WEIGHT))
     return Branches(branches.parent[likely], branches.assignment[likely], normalise(branches.log_weight[likely]))
 
 

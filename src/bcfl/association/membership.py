@@ -6,15 +6,17 @@ drawn as several points, make clients depend on each other: see `memberships`.
 """
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bcfl.association.hypotheses import branch, marginals
+from bcfl.association.hypotheses import branch, marginals, renumbering
 from bcfl.association.ranking import ClusterSize
 
 MOST_SETS = 4096  # of one point from every cluster: beyond, the clusters' points are taken side by side
-NUM_BEST = 256  # assignments that stand for all of them where cluster sizes are limited
+NUM_BEST = 32  # assignments that stand for all of them where cluster sizes are limited
 DECIMALS = 6  # of a probability that is kept: a sure client is one number then
 
 
@@ -24,6 +26,7 @@ def memberships(
     log_prior: Tensor,
     cluster_size: ClusterSize | None = None,
     elsewhere: Tensor | None = None,
+    num_best: int = NUM_BEST,
 ) -> Tensor:
     """p(client j in cluster k | data), summed over all assignments: r_jk ∝ π_k · evidence_jk, rows sum to one.
 
@@ -37,7 +40,7 @@ def memberships(
     if cluster_size is not None:
         cost = -(score + log_point_weight).logsumexp(-1)[None]
         counted = None if elsewhere is None else elsewhere[None]
-        kept = branch(torch.zeros(1, dtype=torch.float64), cost, NUM_BEST, cluster_size, elsewhere=counted)
+        kept = branch(torch.zeros(1, dtype=torch.float64), cost, num_best, cluster_size, elsewhere=counted)
         return marginals(kept.assignment, kept.log_weight, score.shape[1])
     if score.shape[2] == 1:
         return score[..., 0].softmax(-1)
@@ -56,19 +59,23 @@ def _sets_of_points(num_points: int, num_clusters: int) -> Tensor:
     return torch.tensor(list(itertools.product(range(num_points), repeat=num_clusters)))  # (set, cluster)
 
 
-def mixed(membership: Tensor, log_weight: Tensor, names: Tensor) -> Tensor:
-    """The hypotheses' memberships mixed by their weights, the clusters numbered as `names` says.
+def mixed(probability: Tensor, assignment: Tensor, log_weight: Tensor) -> Tensor:
+    """Hypotheses' memberships mixed by their weights, the clusters numbered as in the first hypothesis.
 
-    `membership` (hypothesis, client, cluster), `names` (hypothesis, cluster) -> cluster of the first hypothesis.
+    `probability` is (hypothesis, client, cluster), or (client, cluster) where all hypotheses say the same.
     """  # (client, cluster)
-    renamed = torch.zeros_like(membership).scatter_add(2, names[:, None].expand_as(membership), membership)
+    if probability.dim() == 2:
+        return probability
+    names = renumbering(assignment, probability.shape[2])  # (hypothesis, cluster) -> cluster of the first
+    renamed = torch.zeros_like(probability).scatter_add(2, names[:, None].expand_as(probability), probability)
     return (log_weight.double().exp()[:, None, None] * renamed).sum(0)
 
 
-def co_membership(membership: Tensor, log_weight: Tensor) -> Tensor:
+def co_membership(probability: Tensor, log_weight: Tensor) -> Tensor:
     """The probability that two clients share a cluster, whatever its number; a client shares all of its own."""
-    weight = log_weight.double().exp()
-    shared: Tensor = torch.einsum("h,hik,hjk->ij", weight, membership, membership)
+    told = probability if probability.dim() == 3 else probability[None]
+    weight = log_weight.double().exp() if probability.dim() == 3 else torch.ones(1, dtype=torch.float64)
+    shared: Tensor = torch.einsum("h,hik,hjk->ij", weight, told, told)
     return shared.fill_diagonal_(1.0)  # (client, client)
 
 
@@ -77,22 +84,39 @@ def rounded(membership: Tensor) -> Tensor:
     return membership.double().round(decimals=DECIMALS)
 
 
-def written(membership: Tensor) -> list[list[int | list[float]]]:
-    """Hypotheses' rounded memberships in few characters: a client that is sure of its cluster is that number alone."""
-    table = membership.tolist()
-    return [[row.index(1.0) if 1.0 in row else row for row in rows] for rows in table]
+Told = dict[str, Any]
 
 
-def read(lines: list[list[int | list[float]]], num_clusters: int) -> Tensor:
-    """What `written` has made of them."""  # (hypothesis, client, cluster)
-    found = torch.zeros(len(lines), len(lines[0]), num_clusters, dtype=torch.float64)
+def written(probability: Tensor, parent: Tensor) -> Told:
+    """Rounded memberships in few characters: once for each parent, in the order in which these first come.
+
+    A client that is sure of its cluster is that number alone. All hypotheses of one parent have the same memberships; a
+    table (client, cluster) holds for all of them.
+    """
+    table = probability[None] if probability.dim() == 2 else probability[_first_of_each(parent)]
+    rows = [[row.index(1.0) if 1.0 in row else row for row in rows] for rows in table.tolist()]
+    return {"num_clusters": probability.shape[-1], "rows": rows, "of_parents": probability.dim() == 3}
+
+
+def read(told: Mapping[str, Any], parent: Tensor) -> Tensor:
+    """What `written` has made of them."""  # (hypothesis, client, cluster) or (client, cluster)
+    lines = told["rows"]
+    found = torch.zeros(len(lines), len(lines[0]), told["num_clusters"], dtype=torch.float64)
     for h, rows in enumerate(lines):
-        for j, told in enumerate(rows):
-            if isinstance(told, int):
-                found[h, j, told] = 1.0
+        for j, own in enumerate(rows):
+            if isinstance(own, int):
+                found[h, j, own] = 1.0
             else:
-                found[h, j, : len(told)] = torch.tensor(told, dtype=torch.float64)
-    return found
+                found[h, j] = torch.tensor(own, dtype=torch.float64)
+    if not told["of_parents"]:
+        return found[0]
+    place = {own: i for i, own in enumerate(parent[_first_of_each(parent)].tolist())}
+    return found[[place[own] for own in parent.tolist()]]
+
+
+def _first_of_each(parent: Tensor) -> list[int]:
+    """The first hypothesis of each parent."""
+    return list({own: h for h, own in reversed(list(enumerate(parent.tolist())))}.values())[::-1]
 
 
 def log_odds(membership: Tensor, assignment: Tensor) -> Tensor:

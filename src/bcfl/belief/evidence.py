@@ -16,9 +16,6 @@ from bcfl.belief.gaussian import Gaussian, sample, sigma_points
 PointKind = Literal["random", "sigma"]
 POINT_KINDS: tuple[str, ...] = get_args(PointKind)
 Temperature = float | Literal["per_example", "none"]
-# Added to a belief's precision by whoever draws networks from it: about a weight that no gradient ever reached the data
-# say nothing, and a network does not survive a draw from nothing.
-LEAST_PRECISION = 1000.0
 
 
 def evidence_points(

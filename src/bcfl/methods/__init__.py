@@ -54,7 +54,10 @@ METHODS = {
     entry.name: entry
     for entry in (
         Entry(
-            "bcfl-g", "greedy: the best association of each round", BCFL, {"strategy": "greedy", "max_hypotheses": 1}
+            "bcfl-g",
+            "greedy: the best association of each round",
+            BCFL,
+            {"strategy": "greedy", "max_hypotheses": 1, "hypotheses": "all"},
         ),
         Entry(
             "bcfl-c-M",

@@ -5,26 +5,27 @@ The paper is arXiv 2410.15473 (https://arxiv.org/abs/2410.15473), whose sections
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from bcfl.association.distinct import LEAST_WEIGHT
 from bcfl.association.hypotheses import Branches, Families, branch, num_hypotheses, prune, reweight
+from bcfl.association.membership import rounded
 from bcfl.association.ranking import Search
 from bcfl.belief.evidence import (
-    LEAST_PRECISION,
     PointKind,
     client_evidence,
     evidence_points,
     hypothesis_evidence,
     temper_scores,
 )
-from bcfl.belief.gaussian import Gaussian, merge, stack
+from bcfl.belief.gaussian import Gaussian
 from bcfl.belief.robust import bounded_scores
 from bcfl.extensions.racing import TOLERANCE, Stakes, race
-from bcfl.extensions.staying import Memory, Places, Remembering
+from bcfl.extensions.staying import Memory, Places, Remembering, evidence_power
 from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.methods.bounds import (
     Defence,
@@ -43,6 +44,7 @@ from bcfl.methods.steps import (
     single_story,
     train_groups,
 )
+from bcfl.methods.stories import Scored, consensus, differing, from_merged, joined, membership_of
 from bcfl.methods.warm_up import warm_up
 from bcfl.predict.mixtures import varied
 from bcfl.randomness import generator
@@ -90,6 +92,15 @@ class BCFL:
         Field(ge=1, le=10_000, description="at how many points of a belief its evidence is taken; 1: at its mean"),
     ] = 1
     evidence_kind: Annotated[PointKind, Field(description="which points, if more than one")] = "sigma"
+    evidence_precision: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1e12,
+            description="added to a belief's precision before its evidence is taken at several points: a network whose "
+            "weights are hardly known does not survive a draw (earlier runs: 1000)",
+        ),
+    ] = 0.0
     scoring_examples: ScoringExamples = 320
     initial: Annotated[
         Literal["different", "same"],
@@ -107,6 +118,14 @@ class BCFL:
         ),
     ] = 0.01
     min_weight: MinWeight = 0.0
+    hypotheses: Annotated[
+        Literal["distinct", "merged", "all"],
+        Field(
+            description="which stories are kept: of those that group the clients alike the heaviest (distinct) or one "
+            "with the moments of all (merged), no near-copies, none that weighs under 0.001; or the heaviest whatever "
+            "they are, as in published runs (all)"
+        ),
+    ] = "distinct"
     cluster_size: Annotated[
         Annotated[tuple[int, int], AfterValidator(_fewest_and_most)] | None,
         Field(description="[fewest, most] clients of every cluster, those that are away counted where they were last"),
@@ -179,18 +198,21 @@ class BCFL:
         if self.strategy == "greedy" and self.evidence_points == 1 and self.cluster_size is None and self.stay is None:
             return self._greedy_round(state.hypotheses, clients)
         before = state if isinstance(state, Remembering) else None
-        past = _joined(state.hypotheses, clients.present, None if before is None else before.membership)
-        kept, places = self._associate(past, before, clients)
-        groups = distinct_groups(past.model_of, kept, clients.present)
-        folds = train_groups(past, groups, clients, self._fuse)
+        remembered = None if before is None else before.membership
+        past = joined(state.hypotheses, clients.present, remembered, as_numbered=self.hypotheses == "all")
+        told = self._associate(past, before, clients)
+        kept = told.kept
+        started = replace(kept, parent=told.start)
+        groups = distinct_groups(told.past.model_of, started, clients.present)
+        folds = train_groups(told.past, groups, clients, self._fuse)
         models, model_of, parent_of = distinct_results(groups, folds)
-        info = RoundInfo(kept.parent, kept.assignment, kept.log_weight)
+        info = RoundInfo(kept.parent, kept.assignment, kept.log_weight, probability=told.membership)
         if self.strategy == "consensus":
-            new = _merged(models, model_of, kept)
+            new = consensus(models, model_of, kept)
         else:
             family = past.family[kept.parent]
             new = Hypotheses(models, model_of, kept.log_weight, kept.assignment, parent_of, family)
-        return new if places is None else places.of(new), info
+        return new if told.places is None else told.places.of(new), info
 
     def _greedy_round(self, state: Hypotheses, clients: Clients) -> tuple[Hypotheses, RoundInfo]:
         """One exchange: each client picks the belief that explains its data best and trains that one."""
@@ -212,9 +234,7 @@ class BCFL:
     def _memory(self) -> Memory | None:
         return None if self.stay is None else Memory(self.stay, self.scoring_examples, self.temperature)
 
-    def _associate(
-        self, state: Hypotheses, before: Remembering | None, clients: Clients
-    ) -> tuple[Branches, Places | None]:
+    def _associate(self, state: Hypotheses, before: Remembering | None, clients: Clients) -> "_Associations":
         """The best continuations of the past hypotheses, by how well their beliefs explain the clients' data.
 
         With `stay` also by where the clients were before; beside them what the state remembers of that from now on.
@@ -223,13 +243,9 @@ class BCFL:
         random, refined = generator(clients.seed, "evidence", clients.round), self.evidence_points > 1
         drawn_from, size = state.models, clients.num_parameters
         if refined:
-            # Trained or not, a weight that the data say nothing about varies alike: else a trained belief would be
-            # scored on noise, and an untrained one, of precision 0, at its mean.
-            drawn_from = varied(prior_of(drawn_from, 1 - self.forgetting, size), size, size, LEAST_PRECISION)
+            drawn_from = varied(prior_of(drawn_from, 1 - self.forgetting, size), size, size, self.evidence_precision)
         points, log_alpha = evidence_points(drawn_from, self.evidence_points, self.evidence_kind, random)
-        num_candidates = self.max_hypotheses * (CANDIDATES if refined else 1)
-        if self.min_weight:  # a family's best story may go for its weight, and leaves its place to another then
-            num_candidates += len(state.family.unique()) - 1
+        num_candidates = self._num_candidates(state)
         if self.racing:
             scores = _raced_scores(state, clients, self, num_candidates)
         else:
@@ -248,13 +264,53 @@ class BCFL:
             joint = hypothesis_evidence(scores, log_alpha, kept.assignment, state.model_of[kept.parent])
             places = log_prior.expand_as(cost)[kept.parent].gather(-1, kept.assignment[..., None]).sum((1, 2))
             kept = reweight(kept, state.log_weight[kept.parent] + joint + places)
-        kept = prune(kept, self.max_hypotheses, self.min_weight, families)
         assignment = state.assignment[kept.parent].clone()  # absent clients stay where they were
         assignment[:, present] = kept.assignment
-        told = Branches(kept.parent, assignment, kept.log_weight)
+        kept = replace(kept, assignment=assignment)
+        membership, candidates = None, kept
+        if self.hypotheses != "all":
+            at_points = Scored(scores, log_alpha, log_prior, self._power(clients)[present])
+            membership = membership_of(state, present, at_points, self.cluster_size)
+            kept = differing(kept, membership)
+        kept = prune(kept, self.max_hypotheses, self._least_weight, families)
+        past, start = from_merged(state, candidates, kept) if self.hypotheses == "merged" else (state, kept.parent)
+        told = None if membership is None else rounded(membership[kept.parent])
         if memory is None or before is None:
-            return told, None
-        return told, memory.remember(replace(before, hypotheses=state), clients, scores, log_alpha, kept)
+            return _Associations(kept, past, start, told)
+        remembered = replace(before, hypotheses=state)
+        seen = replace(kept, assignment=kept.assignment[:, present])
+        return _Associations(kept, past, start, told, memory.remember(remembered, clients, scores, log_alpha, seen))
+
+    def _power(self, clients: Clients) -> Tensor:
+        """To which power a client's likelihood enters its tempered score, where that is not by a chosen temperature."""
+        if self.stay is not None:  # as in the filter of what is remembered
+            return evidence_power(clients.num_examples, self.scoring_examples, self.temperature)
+        ones = torch.ones_like(clients.num_examples)
+        return ones / clients.num_examples if self.temperature == "per_example" else ones  # (client,)
+
+    def _num_candidates(self, state: Hypotheses) -> int:
+        """How many stories are ranked, so that enough are left when some give way to others."""
+        count = self.max_hypotheses * (CANDIDATES if self.evidence_points > 1 else 1)
+        if self._least_weight:  # a family's best story may go for its weight, and leaves its place to another then
+            count += len(state.family.unique()) - 1
+        if self.hypotheses != "all":  # one grouping may come once from every hypothesis
+            count *= int(state.log_weight.isfinite().sum())
+        return count
+
+    @property
+    def _least_weight(self) -> float:
+        return self.min_weight if self.hypotheses == "all" else max(self.min_weight, LEAST_WEIGHT)
+
+
+@dataclass(frozen=True)
+class _Associations:
+    """What a round makes of who belongs where, before anything is trained."""
+
+    kept: Branches
+    past: Hypotheses  # with models beside those of the hypotheses, where stories start from merged ones
+    start: Tensor  # (hypothesis,) -> row of past.model_of from which its clusters are trained
+    membership: Tensor | None  # (hypothesis, client, cluster)
+    places: Places | None = None
 
 
 def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL, num_candidates: int) -> Tensor:
@@ -274,35 +330,7 @@ def _raced_scores(state: Hypotheses, clients: Clients, method: BCFL, num_candida
             state.log_weight[told],
             num_candidates,
             method.racing,
-            0.0 if method.min_weight else TOLERANCE,  # what is dropped by weight must not hang on a nearly right one
+            0.0 if method._least_weight else TOLERANCE,  # what is dropped by weight must not hang on a nearly right one
         ),
     )
     return torch.where(left, mean * clients.num_examples[:, None], -torch.inf)
-
-
-def _joined(state: Hypotheses, present: Tensor, membership: Tensor | None) -> Hypotheses:
-    """The state with all the weight of stories that are the same from now on at the first of them.
-
-    They have the same beliefs, and where a client is absent, it is in the same place: they differ in where a client is
-    that is asked again now, and whose training with either never came. As two, they would go on in pairs for ever.
-    """
-    weight, first = state.log_weight.clone(), dict[tuple[Any, ...], int]()
-    for h in range(len(weight)):
-        remembered = None if membership is None else tuple(membership[h].flatten().tolist())
-        future = (*state.model_of[h].tolist(), *state.assignment[h, ~present].tolist(), remembered)
-        if (same := first.setdefault(future, h)) != h:
-            weight[same], weight[h] = torch.logaddexp(weight[same], weight[h]), -torch.inf
-    return replace(state, log_weight=weight)
-
-
-def _merged(models: Gaussian, model_of: Tensor, kept: Branches) -> Hypotheses:
-    """The one hypothesis in which each cluster's belief has the moments of the kept mixture (BCFL-C, section 4.2)."""
-    clusters = []
-    for belief_of_hypothesis in model_of.T:
-        distinct, position = belief_of_hypothesis.unique(return_inverse=True)
-        log_weight = torch.full((len(distinct),), -torch.inf, dtype=torch.float64)
-        for i, log_share in zip(position, kept.log_weight, strict=True):
-            log_weight[i] = torch.logaddexp(log_weight[i], log_share)
-        beliefs = [models[belief] for belief in distinct.tolist()]  # where they are: a stack of them would be a copy
-        clusters.append(beliefs[0] if len(beliefs) == 1 else merge(beliefs, log_weight))
-    return single_story(stack(clusters), kept.assignment[0])

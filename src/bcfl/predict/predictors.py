@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from bcfl.association.hypotheses import entropy, renumbering
-from bcfl.belief.evidence import LEAST_PRECISION, Temperature, temper_scores
+from bcfl.belief.evidence import Temperature, temper_scores
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client.check import check_model
 from bcfl.client.examples import Examples, pool
@@ -47,6 +47,9 @@ from bcfl.predict.mixtures import (
 from bcfl.randomness import generator
 
 SHOWN = 8  # models whose shares are printed
+# Added to the precision of what predictions are drawn from: about a weight that no gradient ever reached the data say
+# nothing, and a network does not survive a draw from nothing.
+PRIOR_PRECISION = 1000.0
 NEGLIGIBLE = 1e-6  # a belief with less share than this in a mixture is not worth a pass through the network
 
 
@@ -56,7 +59,7 @@ class Spread:
 
     beliefs: BeliefKind = "mean"
     num_samples: int = 16  # models (or, for last_layer, class scores) that stand for a belief
-    prior_precision: float = LEAST_PRECISION  # added to every uncertain parameter's; ∞ is the point prediction
+    prior_precision: float = PRIOR_PRECISION  # added to every uncertain parameter's; ∞ is the point prediction
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -178,9 +181,18 @@ class Newcomer:
 
 
 def associate(
-    state: Hypotheses, factory: ModelFactory, x: Any, y: Any, temperature: Temperature, prior: ClusterPrior
+    state: Hypotheses,
+    factory: ModelFactory,
+    x: Any,
+    y: Any,
+    temperature: Temperature,
+    prior: ClusterPrior,
+    membership: Tensor | None = None,
 ) -> Newcomer:
-    """The newcomer with examples (x, y), placed by scoring alone: nothing is trained and nothing of the run changes."""
+    """The newcomer with examples (x, y), placed by scoring alone: nothing is trained and nothing of the run changes.
+
+    `membership`, of each hypothesis or all, is where the run's own clients are; without it, where they were placed.
+    """
     if y is None:
         raise ValueError("data: y must hold the labels of x: by them it is told where a client belongs")
     examples = examples_of(factory, x, y)
@@ -189,8 +201,12 @@ def associate(
     score = temper_scores(total[None], torch.tensor([float(len(examples))]), temperature)[0]  # (belief,)
     log_prior = cluster_log_prior(state.assignment, state.model_of, prior)
     joint = newcomer_posterior(score, state.model_of, state.log_weight, log_prior)
-    own_number = joint.gather(1, state.assignment.clamp(min=0))  # (hypothesis, client): of that client's cluster
-    resembles = torch.where(state.assignment >= 0, own_number, 0.0).sum(0)
+    if membership is None:
+        own_number = joint.gather(1, state.assignment.clamp(min=0))  # (hypothesis, client): of that client's cluster
+        resembles = torch.where(state.assignment >= 0, own_number, 0.0).sum(0)
+    else:
+        of_all = membership.expand(len(joint), -1, -1) if membership.dim() == 2 else membership[: len(joint)]
+        resembles = torch.einsum("hk,hjk->j", joint, of_all)
     names = renumbering(state.assignment, state.num_clusters)
     renumbered = torch.zeros_like(joint).scatter(1, names, joint)
     mixture = _mixture(belief_shares(joint, state.model_of, len(state.models)))
@@ -214,7 +230,10 @@ def client_mixture(state: Hypotheses, info: RoundInfo | None, client: int) -> Mi
     # Merged: the one belief of each cluster serves all stories. A state may also hold trials that no story is yet.
     model_of = state.model_of.expand(len(stories.log_weight), -1) if len(state.model_of) == 1 else state.model_of
     model_of = model_of[: len(stories.log_weight)]
-    joint = client_joint(stories.assignment, model_of, stories.log_weight, client)
+    if info is not None and info.probability is not None:
+        joint = stories.log_weight.double().exp()[:, None] * info.probability.expand(len(model_of), -1, -1)[:, client]
+    else:
+        joint = client_joint(stories.assignment, model_of, stories.log_weight, client)
     return _mixture(belief_shares(joint, model_of, len(state.models)))
 
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from bcfl.association.hypotheses import align
+from bcfl.association.membership import co_membership
 from bcfl.predict.metrics import rounds_until_associated
 from bcfl.report.reading import Floats, Ints, Run
 
@@ -18,6 +19,10 @@ def accumulated_co_association(run: Run, clients: Ints | None = None) -> Floats:
     chosen = np.arange(run.num_clients) if clients is None else clients
     shared = np.zeros((len(chosen), len(chosen)))
     for one in run.associations:
+        if one.membership is not None:
+            told = co_membership(one.membership, torch.from_numpy(one.weight).log()).numpy()
+            shared += told[np.ix_(chosen, chosen)]
+            continue
         # One 0/1 column per (hypothesis, cluster), so that a round's co-association is a single matrix product.
         member = one.assignment[:, chosen, None] == np.arange(run.num_clusters)  # (hypothesis, client, cluster)
         columns = member.transpose(1, 0, 2).reshape(len(chosen), -1).astype(float)

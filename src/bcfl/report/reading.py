@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bcfl.association.hypotheses import align, entropy, marginals
+from bcfl.association.hypotheses import align, entropy, marginals, renumbering
+from bcfl.association.membership import mixed, read
 from bcfl.data.manifest import groups_in
 from bcfl.methods import make_method
 from bcfl.predict.metrics import follow_drift
@@ -44,6 +45,7 @@ class Association:
     weight: Floats  # (hypothesis,)
     assignment: Ints  # (hypothesis, client) -> cluster; −1: never associated yet
     events: tuple[dict[str, Any], ...] = ()  # births, merges and deaths of clusters, where the method tells of them
+    membership: torch.Tensor | None = None  # as in RoundInfo.probability, where the method tells of it
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,15 @@ class Run:
         last = torch.from_numpy(self.associations[-1].assignment[:1])
         result = np.empty((len(self.associations), self.num_clients, self.num_clusters))
         for index, one in enumerate(self.associations):
-            named = align(torch.cat([last, torch.from_numpy(one.assignment)]), self.num_clusters)[1:]
-            result[index] = marginals(named, torch.from_numpy(one.weight).log(), self.num_clusters).numpy()
+            own, log_weight = torch.from_numpy(one.assignment), torch.from_numpy(one.weight).log()
+            if one.membership is None:
+                named = align(torch.cat([last, own]), self.num_clusters)[1:]
+                result[index] = marginals(named, log_weight, self.num_clusters).numpy()
+                continue
+            told = mixed(one.membership, own, log_weight)
+            names = renumbering(torch.cat([last, own[:1]]), self.num_clusters)[1]
+            result[index] = 0
+            result[index][:, names[: told.shape[1]].numpy()] = told.numpy()
         return result
 
     @cached_property
@@ -269,7 +278,9 @@ def understood(config: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _association(line: dict[str, Any]) -> Association:
     events = tuple(event for event in line.get("events") or () if event.get("kind") in EVENTS)
-    return Association(np.array(line["parent"]), np.exp(line["log_weight"]), np.array(line["assignment"]), events)
+    parent, told = np.array(line["parent"]), line.get("probability")
+    membership = None if told is None else read(told, torch.from_numpy(parent))
+    return Association(parent, np.exp(line["log_weight"]), np.array(line["assignment"]), events, membership)
 
 
 def _measured(record: dict[str, Any]) -> dict[str, Any]:

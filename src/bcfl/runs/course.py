@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol
 import torch
 from torch import Tensor
 
+from bcfl.association.membership import read
 from bcfl.belief.heads import Heads
 from bcfl.client.client import Layout
 from bcfl.federation import Clients, Mixture, RoundInfo, State, Work
@@ -114,12 +115,13 @@ def last_info(lines: Sequence[Mapping[str, Any]]) -> RoundInfo | None:
     if not lines:
         return None
     last = lines[-1]
+    parent = torch.tensor(last["parent"])
     return RoundInfo(
-        torch.tensor(last["parent"]),
+        parent,
         torch.tensor(last["assignment"]),
         torch.tensor(last["log_weight"], dtype=torch.float64),
         tuple(last["events"]) if "events" in last else None,
-        torch.tensor(last["probability"], dtype=torch.float64) if "probability" in last else None,
+        read(last["probability"], parent) if "probability" in last else None,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bcfl.association.hypotheses import align
+from bcfl.association.membership import written
 from bcfl.belief.gaussian import distinct
 from bcfl.belief.heads import Heads
 from bcfl.engines.heap import physical_memory
@@ -186,7 +187,7 @@ class Store(Observer):
         if info.events is not None:
             associations["events"] = list(info.events)
         if info.probability is not None:
-            associations["probability"] = info.probability.tolist()
+            associations["probability"] = written(info.probability, info.parent)
         self.folder.append("rounds.jsonl", record)
         self.folder.append("associations.jsonl", associations)
         self.folder.append("timings.jsonl", {"round": index, "seconds": seconds})

@@ -141,8 +141,24 @@ def association_kinds(clients: int, clusters: int, hypotheses: int, parents: int
     return {
         "parent": list_of(whole(0, parents - 1), hypotheses),
         "assignment": list_of(list_of(whole(-1, clusters - 1), clients), hypotheses),
-        "probability": or_absent(list_of(list_of(SHARE), clients)),
+        "probability": or_absent(_membership_kind(clients, clusters, hypotheses)),
     }
+
+
+def _membership_kind(clients: int, clusters: int, hypotheses: int) -> Kind:
+    """How likely each client belongs to each cluster: a number where it is sure, else a probability of each."""
+
+    def holds(value: Any) -> bool:
+        if not isinstance(value, dict) or set(value) != {"num_clusters", "rows", "of_parents"}:
+            return False
+        count, rows = value["num_clusters"], value["rows"]
+        if not whole(1, clusters).holds(count) or not isinstance(value["of_parents"], bool):
+            return False
+        sure, unsure = whole(0, count - 1), list_of(SHARE, count)
+        one = Kind("a cluster or its probabilities", lambda own: sure.holds(own) or unsure.holds(own))
+        return list_of(list_of(one, clients)).holds(rows) and 1 <= len(rows) <= hypotheses
+
+    return Kind("memberships: num_clusters, rows of each parent's clients, and of_parents", holds)
 
 
 def event_kinds(hypotheses: int) -> dict[str, Kind]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bcfl.association.hypotheses import align, co_association, entropy, marginals
+from bcfl.association.membership import co_membership, mixed
 from bcfl.belief.evidence import Temperature
 from bcfl.client.score import take_statistics
 from bcfl.data.datasets import full_name
@@ -76,28 +77,29 @@ class Result:
 
     @property
     def probability(self) -> Tensor:
-        """How likely each client belongs to each cluster: the weight of the last round's hypotheses that say so.
+        """How likely each client belongs to each cluster: by its data at the models of every hypothesis, mixed.
 
-        Rows sum to one. Columns are the numbers of `assignment`, and hold 0 where there is no such cluster. It is 1
-        where all hypotheses agree about a client, and so always with a single one (bcfl-g): not a test of each client.
-        More hypotheses at a gentler temperature say more, or `associate` on its examples with "per_example".
+        Rows sum to one. Columns are the numbers of `assignment`, and hold 0 where there is no such cluster. At the
+        models of one hypothesis it is a softmax of the client's evidence, by Bayes' rule and without "per_example".
+        Methods whose clients tell no scores (bcfl-g, or runs with `hypotheses = "all"`) know only which hypotheses say
+        so: 1 where all agree, and so always with a single one, which is not a test of each client.
         """  # (client, cluster)
         if self.info is not None and self.info.probability is not None:
-            return self.sites.by_name(self.info.probability)
+            return self.sites.by_name(mixed(self.info.probability, self.info.assignment, self.info.log_weight))
         (assignment, log_weight), num_clusters = self._stories(), self.state.hypotheses.num_clusters
         probability = marginals(align(assignment, num_clusters), log_weight, num_clusters)
         return self.sites.by_name(torch.where((assignment[0] < 0)[:, None], self._anywhere(), probability))
 
     @property
     def num_hypotheses(self) -> int:
-        """How many stories the last round kept; with one all probabilities are 0 or 1, whatever the data say."""
+        """How many stories the last round kept."""
         return len(self._stories()[1])
 
     @property
     def co_association(self) -> Tensor:
         """How likely any two clients share a cluster; one that never took part may be in any of them."""
-        if self.info is not None and self.info.probability is not None:  # of clients that are placed independently
-            return (self.info.probability @ self.info.probability.T).fill_diagonal_(1.0)
+        if self.info is not None and self.info.probability is not None:
+            return self.sites.by_name(co_membership(self.info.probability, self.info.log_weight))
         assignment, log_weight = self._stories()
         unseen = assignment[0] < 0
         shared = torch.where(unseen[:, None] | unseen, self._anywhere().max(), co_association(assignment, log_weight))
@@ -159,7 +161,8 @@ class Result:
         """
         if y is None and self.sites.form is not None and not isinstance(x, Tensor):
             x, y = self.sites.form.examples(x)
-        return associate(self.state.hypotheses, self.factory, x, y, temperature, prior)
+        membership = None if self.info is None else self.info.probability
+        return associate(self.state.hypotheses, self.factory, x, y, temperature, prior, membership)
 
     def predict(self, client: int | str, x: Any) -> Tensor:
         """The point predictions of a client's mixture: the mean of y, or the likeliest class."""  # (example, ...)

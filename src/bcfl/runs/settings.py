@@ -34,13 +34,16 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("experiment", "together"): None,
     ("experiment", "evaluate"): "all",
     ("experiment", "mixture"): False,
+    ("method", "hypotheses"): "all",
+    ("method", "evidence_precision"): 1000.0,
     ("method", "stay"): None,
     ("method", "racing"): 0.0,
     ("method", "search"): "exact",
     ("method", "robust"): "none",
     ("method", "variant"): "personal",
 }
-NOT_AS_BEFORE = [("experiment", "together")]  # of the younger ones, those that are not off by default
+# Of the younger ones, those that are not off by default.
+NOT_AS_BEFORE = [("experiment", "together"), ("method", "hypotheses"), ("method", "evidence_precision")]
 # What of [data] a factory leaves open.
 WITH_OWN_DATA = {"factory", "likelihood", "seed", "validation", "drift_round", "drift_share"}
 _EPOCHS = "training is counted in steps of one batch: training.local_steps (an epoch is examples ÷ training.batch_size)"
@@ -96,6 +99,8 @@ class Config:
                 continue  # another's option of that name has another default
             if plain[section].get(key, off) == off:
                 plain[section].pop(key, None)
+        if plain["method"].get("evidence_points") == 1:  # then nothing is drawn
+            plain["method"].pop("evidence_precision", None)
         if "drift_round" not in plain["data"]:
             del plain["data"]["drift_share"]
         return plain
