@@ -49,7 +49,7 @@ def associated(name: str, engine: Simulator, state: Hypotheses, index: int, raci
     """What the method keeps in that round, and how many pairs it scored and spared; BCFL-G's clients race alone."""
     if name != "bcfl-g":
         clients = engine.begin(index)
-        kept, _ = make_method(name, {"racing": racing})._associate(state, None, clients)
+        kept = make_method(name, {"racing": racing, "hypotheses": "all"})._associate(state, None, clients).kept
         return kept, clients.work.scored_examples, clients.work.spared_examples or 0
     network, models = Alone(FlatModel(engine.factory())), SharedModels.of(state.models.mean)
     choices = best(models, Scoring(index, NUM_SCORED), racing / NUM_CLIENTS, engine.clients, network)
@@ -134,15 +134,19 @@ def near_copies(engine: Simulator) -> Hypotheses:
     )
 
 
-@pytest.mark.parametrize("min_weight", [0.0, 0.1])
-def test_a_race_stops_at_nearly_right_weights_unless_these_decide_what_is_dropped(min_weight: float) -> None:
-    options = {"num_clusters": 2, "min_weight": min_weight}
+@pytest.mark.parametrize(("min_weight", "hypotheses"), [(0.0, "all"), (0.1, "all"), (0.0, "distinct")])
+def test_a_race_stops_at_nearly_right_weights_unless_these_decide_what_is_dropped(
+    min_weight: float, hypotheses: str
+) -> None:
+    options = {"num_clusters": 2, "min_weight": min_weight, "hypotheses": hypotheses}
     raced, full = (make_method("bcfl-mh-3", {**options, "racing": racing}) for racing in (0.05, 0.0))
     with simulator(tiny_federation(**LARGE), linear) as engine:
         state = near_copies(engine)
-        found, expected = (method._associate(state, None, engine.begin(7))[0] for method in (raced, full))
+        found, expected = (method._associate(state, None, engine.begin(7)).kept for method in (raced, full))
     assert by_story(found) == pytest.approx(by_story(expected), rel=0, abs=TOLERANCE)
-    assert torch.allclose(found.log_weight, expected.log_weight, rtol=0, atol=1e-9) == (min_weight > 0)
+    assert torch.allclose(found.log_weight, expected.log_weight, rtol=0, atol=1e-9) == (
+        min_weight > 0 or hypotheses == "distinct"
+    )
 
 
 @pytest.mark.parametrize("name", ["bcfl-g", "bcfl-c-3", "bcfl-mh-3"])

@@ -171,8 +171,8 @@ def test_one_hypothesis_at_its_mean_is_the_clients_model() -> None:
     assert torch.equal(run.predict_proba(3, x), run.predictor(3)(x).log_softmax(1).exp())
 
 
-def test_a_mixture_over_hypotheses_is_written_out(result: bcfl.Result) -> None:
-    x, _ = rows(0, 72, 9)
+def test_a_mixture_over_hypotheses_is_written_out() -> None:
+    result, (x, _) = trained(hypotheses="all"), rows(0, 72, 9)
     state = result.state
     assert len(state.log_weight) == 3
     by_hand = torch.zeros(9, 2, dtype=torch.float64)

@@ -122,7 +122,8 @@ def _first_of_each(parent: Tensor) -> list[int]:
 def log_odds(membership: Tensor, assignment: Tensor) -> Tensor:
     """How likely each assignment is beside the best one of its row of models: 0 for that one, −∞ for an impossible one.
 
+    Who was never placed (−1) is no part of it.
     `membership` (hypothesis, client, cluster) is what the clients' data say at the models of each hypothesis.
     """  # (hypothesis,), the last axis of `assignment` (hypothesis, client)
-    own = membership.gather(2, assignment[..., None])[..., 0]
-    return (own / membership.amax(2)).log().sum(1)
+    own = membership.gather(2, assignment.clamp(min=0)[..., None])[..., 0]
+    return torch.where(assignment < 0, 0.0, (own / membership.amax(2)).log()).sum(1)

@@ -15,7 +15,7 @@ from typing import Any
 from bcfl.client.trainer import Training
 from bcfl.data.datasets import DATASETS, SITES, full_name
 from bcfl.likelihood import AUTO
-from bcfl.methods import NEAR, all_options, entry_of, load_plugin, make_method, owners_of
+from bcfl.methods import NEAR, all_options, entry_of, is_known, load_plugin, make_method, owners_of
 from bcfl.runs.fields import Setting, named, settings_in, shown
 from bcfl.runs.sections import SECTIONS, DataConfig, ExperimentConfig, ModelConfig
 
@@ -35,7 +35,7 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("experiment", "evaluate"): "all",
     ("experiment", "mixture"): False,
     ("method", "hypotheses"): "all",
-    ("method", "evidence_precision"): 1000.0,
+    ("method", "evidence_precision"): 0.0,
     ("method", "stay"): None,
     ("method", "racing"): 0.0,
     ("method", "search"): "exact",
@@ -43,7 +43,10 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("method", "variant"): "personal",
 }
 # Of the younger ones, those that are not off by default.
-NOT_AS_BEFORE = [("experiment", "together"), ("method", "hypotheses"), ("method", "evidence_precision")]
+NOT_AS_BEFORE = [("experiment", "together"), ("method", "hypotheses")]
+EVIDENCE_PRECISION = (
+    1000.0  # what was added to beliefs whose evidence was taken at several points, before it was a setting
+)
 # What of [data] a factory leaves open.
 WITH_OWN_DATA = {"factory", "likelihood", "seed", "validation", "drift_round", "drift_share"}
 _EPOCHS = "training is counted in steps of one batch: training.local_steps (an epoch is examples ÷ training.batch_size)"
@@ -97,10 +100,9 @@ class Config:
         for (section, key), off in YOUNGER.items():
             if section == "method" and not entry_of(self.method["name"]).comes_along:
                 continue  # another's option of that name has another default
-            if plain[section].get(key, off) == off:
+            told = key == "evidence_precision" and plain["method"].get("evidence_points") != 1  # it was another before
+            if plain[section].get(key, off) == off and not told:
                 plain[section].pop(key, None)
-        if plain["method"].get("evidence_points") == 1:  # then nothing is drawn
-            plain["method"].pop("evidence_precision", None)
         if "drift_round" not in plain["data"]:
             del plain["data"]["drift_share"]
         return plain
@@ -135,9 +137,18 @@ def as_kept(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a run has written down, with what it was before a setting came whose default is another."""
     kept = dict(values) if isinstance(values, Mapping) else {}
     for section, key in NOT_AS_BEFORE:
-        if isinstance(part := kept.get(section), Mapping):
+        if isinstance(part := kept.get(section), Mapping) and (section != "method" or _is_option(key, part)):
             kept[section] = {key: YOUNGER[section, key], **part}
+    method = kept.get("method")
+    if isinstance(method, Mapping) and method.get("evidence_points", 1) != 1:
+        kept["method"] = {"evidence_precision": EVIDENCE_PRECISION, **method}
     return kept or values
+
+
+def _is_option(key: str, method: Mapping[str, Any]) -> bool:
+    """Whether the method of a section has that option; of one that is not installed here nobody knows."""
+    name = method.get("name", DEFAULT_METHOD)
+    return isinstance(name, str) and is_known(name) and key in entry_of(name).options
 
 
 def _parsed(values: Mapping[str, Any]) -> Config:
