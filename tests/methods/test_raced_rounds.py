@@ -36,7 +36,7 @@ def digits() -> Iterator[Digits]:
     states: dict[str, list[Hypotheses]] = {}
     with Simulator(model_factory(config), load_data(config), config.training, 0, num_workers=1) as engine:
         for name in ("bcfl-c-3", "bcfl-mh-3"):
-            method, before = make_method(f"{name}-w", {}), 0
+            method, before = make_method(f"{name}-w", {"hypotheses": "all"}), 0
             state, states[name] = method.init(engine.begin(0)), []
             for stage in STAGES:
                 state = advance(method, engine, state, range(before + 1, stage + 1))
