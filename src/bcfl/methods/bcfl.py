@@ -16,7 +16,6 @@ from bcfl.association.hypotheses import Branches, Families, branch, num_hypothes
 from bcfl.association.membership import rounded
 from bcfl.association.ranking import Search
 from bcfl.belief.evidence import (
-    PointKind,
     client_evidence,
     evidence_points,
     hypothesis_evidence,
@@ -29,12 +28,16 @@ from bcfl.extensions.staying import Memory, Places, Remembering, evidence_power
 from bcfl.federation import Clients, Hypotheses, RoundInfo, one_story, prior_of
 from bcfl.methods.bounds import (
     Defence,
+    EvidenceKind,
+    EvidencePoints,
     Forgetting,
     Fusing,
     MinWeight,
     NumClusters,
+    PriorPrecision,
     ScoringExamples,
     Tempering,
+    WarmUpRounds,
 )
 from bcfl.methods.steps import (
     Fuse,
@@ -71,27 +74,16 @@ class BCFL:
     num_clusters: NumClusters = 4
     strategy: Literal["greedy", "consensus", "multi"] = "multi"
     max_hypotheses: int = 3
-    warm_up_rounds: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=10_000,
-            description="clients first train alone, for so many rounds' steps at a stretch, before their models are "
-            "grouped; -w in a name sets 2",
-        ),
-    ] = 0
+    warm_up_rounds: WarmUpRounds = 0
     fusion: Fusing = "geometric"
     # A client's data is the same in every round, so a belief that kept all of its precision would count it again and
     # again, grow without bound and freeze. With half of it forgotten the precision settles at twice one round's
     # evidence, and the prior a client sees weighs as much as its own data.
     forgetting: Forgetting = 0.5
-    prior_precision: Annotated[float, Field(ge=0, le=1e12, description="of the beliefs at the start")] = 0.0
+    prior_precision: PriorPrecision = 0.0
     temperature: Tempering = "per_example"
-    evidence_points: Annotated[
-        int,
-        Field(ge=1, le=10_000, description="at how many points of a belief its evidence is taken; 1: at its mean"),
-    ] = 1
-    evidence_kind: Annotated[PointKind, Field(description="which points, if more than one")] = "sigma"
+    evidence_points: EvidencePoints = 1
+    evidence_kind: EvidenceKind = "sigma"
     evidence_precision: Annotated[
         float,
         Field(

@@ -9,10 +9,20 @@ from torch import Tensor
 
 from bcfl.association.membership import memberships, rounded
 from bcfl.belief.cavity import Sites, cavities, combined, no_sites
-from bcfl.belief.evidence import PointKind, evidence_points, temper_scores
+from bcfl.belief.evidence import evidence_points, temper_scores
 from bcfl.belief.gaussian import Gaussian
 from bcfl.federation import Clients, Hypotheses, Jobs, Mixture, RoundInfo, Serving, prior_of
-from bcfl.methods.bounds import Forgetting, Fusing, NumClusters, ScoringExamples, Tempering
+from bcfl.methods.bounds import (
+    EvidenceKind,
+    EvidencePoints,
+    Forgetting,
+    Fusing,
+    NumClusters,
+    PriorPrecision,
+    ScoringExamples,
+    Tempering,
+    WarmUpRounds,
+)
 from bcfl.methods.steps import Fuse, draw_starts, single_story
 from bcfl.methods.warm_up import warm_up
 from bcfl.randomness import generator
@@ -46,24 +56,13 @@ class SoftBCFL:
     """
 
     num_clusters: NumClusters = 4
-    warm_up_rounds: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=10_000,
-            description="clients first train alone, for so many rounds' steps at a stretch, before their models are "
-            "grouped; -w in a name sets 2",
-        ),
-    ] = 0
+    warm_up_rounds: WarmUpRounds = 0
     fusion: Fusing = "geometric"
     forgetting: Forgetting = 0.5
-    prior_precision: Annotated[float, Field(ge=0, le=1e12, description="of the beliefs at the start")] = 0.0
+    prior_precision: PriorPrecision = 0.0
     temperature: Tempering = "none"
-    evidence_points: Annotated[
-        int,
-        Field(ge=1, le=10_000, description="at how many points of a belief its evidence is taken; 1: at its mean"),
-    ] = 1
-    evidence_kind: Annotated[PointKind, Field(description="which points, if more than one")] = "sigma"
+    evidence_points: EvidencePoints = 1
+    evidence_kind: EvidenceKind = "sigma"
     scoring_examples: ScoringExamples = 320
     without_oneself: Annotated[
         bool,
