@@ -18,7 +18,8 @@ def made_up(
     """A record of sites with these losses."""
     count = len(nll)
     return {
-        "task": task, "contestant": contestant, "model": model, "draw": draw, "tuned": tuned, "options": {},
+        "task": task, "contestant": contestant, "model": model, "draw": draw, "tuned": tuned,
+        "newcomers": False, "options": {},
         "setting": {"rounds": 30, "local_steps": 10, "learning_rate": 0.05, "batch_size": 32},
         "sites": [f"site {index}" for index in range(count)], "rows": [10 + index for index in range(count)],
         "test_rows": [10] * count, "nll": list(nll), all_tasks()[task].measure: [0.5] * count,

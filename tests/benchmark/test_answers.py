@@ -83,7 +83,7 @@ def test_the_statistician_s_predictions_are_the_conditional_normal_of_all_rows()
     data = federation(all_tasks()["sleepstudy"]).only(tuple(range(6)))
     design = [np.column_stack([np.ones(len(x)), x]).astype(float) for x in data.x]
     mean, variance, noise = fitted_by_statsmodels(design, [y.astype(float) for y in data.y])
-    found = mixed_model(data)
+    found = mixed_model(data, data)
     for site in range(6):
         test = np.column_stack([np.ones(len(data.x_test[site])), data.x_test[site]]).astype(float)
         for row in range(len(test)):

@@ -54,7 +54,7 @@ def test_one_that_fails_is_told_and_in_no_other_s_way(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(campaign, "record", failing)
     failed = work_off(little("fedavg,mixed-model"), tmp_path, 1)
-    assert failed == {("sleepstudy", "fedavg", "linear", 0, False): "ValueError: it will not"}
+    assert failed == {("sleepstudy", "fedavg", "linear", 0, False, False): "ValueError: it will not"}
     assert [key[1] for key in kept(tmp_path)] == ["mixed-model"]
 
 
@@ -120,6 +120,22 @@ def test_who_trains_alone_on_few_rows_stops_early() -> None:
     )
     assert rounds < 15
     assert early < late - 1
+
+
+@pytest.mark.parametrize("name", ["fedavg", "bcfl-g", "pooled", "mixed-model"])
+def test_new_sites_are_judged_by_what_was_learned_without_them(name: str) -> None:
+    data = federation(all_tasks()["sleepstudy"])
+    found = record(CONTESTANTS[name], "linear", data, LITTLE, tune=False, newcomers=True)
+    assert found["sites"] == [data.sites[site] for site in data.newcomers]
+    other = replace(data, y=tuple(y * 0 if site in data.newcomers else y for site, y in enumerate(data.y)))
+    spoilt = record(CONTESTANTS[name], "linear", other, LITTLE, tune=False, newcomers=True)
+    same = found["nll"] == spoilt["nll"]  # one model for all serves them whatever their own rows say
+    assert same == (name in ("fedavg", "pooled"))
+
+
+def test_who_trains_alone_has_nothing_to_say_of_new_sites() -> None:
+    entries = replace(little("local,fedavg"), newcomers=True).entries()
+    assert [key[1] for key in entries] == ["fedavg"]
 
 
 def test_nobody_may_choose_among_more_than_others() -> None:

@@ -18,13 +18,15 @@ from bcfl.benchmark.tasks import Task, all_tasks
 
 @dataclass(frozen=True)
 class Campaign:
-    """Which contestants meet on which tasks, with which models, draws and work, and whether options are chosen."""
+    """Which contestants meet on which tasks, with which models, draws and work; whether options are chosen, and
+    whether whole sites are kept out and judged."""
 
     tasks: Sequence[Task]
     contestants: Sequence[Contestant]
     models: Sequence[str] = tuple(MODELS)
     draws: Sequence[int] = (0,)
     tune: bool = False
+    newcomers: bool = False
     setting: Setting = field(default_factory=Setting)
 
     def __post_init__(self) -> None:
@@ -38,12 +40,12 @@ class Campaign:
     def entries(self) -> list[Key]:
         """All that is to be done, task by task."""
         return [
-            (task.name, one.name, model, draw, self.tune)
+            (task.name, one.name, model, draw, self.tune, self.newcomers)
             for task in self.tasks
             for draw in self.draws
             for one in self.contestants
             for model in self.models
-            if one.takes(task, model)
+            if one.takes(task, model) and (one.serves_newcomers or not self.newcomers)
         ]
 
 
@@ -88,10 +90,10 @@ def _made(entries: Sequence[Key], setting: Setting, jobs: int) -> Iterator[tuple
 
 
 def _done(key: Key, setting: Setting) -> dict[str, Any] | str:
-    task, contestant, model, draw, tune = key
+    task, contestant, model, draw, tune, newcomers = key
     try:
         found = contestants_named(contestant)[0]
-        return record(found, model, _federation(task, draw), setting, tune=tune)
+        return record(found, model, _federation(task, draw), setting, tune=tune, newcomers=newcomers)
     except Exception as error:  # one that fails is in no other's way
         return f"{type(error).__name__}: {error}"
 

@@ -7,7 +7,7 @@ from typing import Any
 from bcfl.benchmark.tasks import Task
 from bcfl.methods import entry_of
 
-POOLED, STATISTICIAN = "pooled", "mixed-model"
+ALONE, POOLED, STATISTICIAN = "local", "pooled", "mixed-model"
 CLUSTERS = 4  # what methods that are told a number of clusters are told, where there are sites enough
 
 
@@ -20,6 +20,11 @@ class Contestant:
     options: Mapping[str, Any] = field(default_factory=dict)
     grid: tuple[Mapping[str, Any], ...] = ()  # what tuning may choose among, beside the options as they are
     chooses_itself: bool = False  # by held-out evidence within its training rows: nothing is chosen for it
+
+    @property
+    def serves_newcomers(self) -> bool:
+        """Whether it says anything of a site that it was not trained on."""
+        return self.name != ALONE
 
     @property
     def federated(self) -> bool:
@@ -51,7 +56,7 @@ def _clusters() -> tuple[Mapping[str, Any], ...]:
 CONTESTANTS: dict[str, Contestant] = {
     one.name: one
     for one in (
-        Contestant("local", "every site alone", grid=_rates()),
+        Contestant(ALONE, "every site alone", grid=_rates()),
         Contestant(POOLED, "all rows in one place, one model: not federated, the ceiling for one model", grid=_rates()),
         Contestant(STATISTICIAN, "statsmodels' mixed-effects model, every coefficient differs by site: not federated"),
         Contestant("fedavg", "one model, averaged by rows", grid=_rates()),

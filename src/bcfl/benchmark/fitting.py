@@ -50,14 +50,27 @@ class Fitted:
     membership: Any = None  # (site, cluster): where the sites belong, for methods that say so
 
 
-def fit(contestant: Contestant, model: str, data: Federation, setting: Setting, options: Mapping[str, Any]) -> Fitted:
-    """What the contestant makes of the task with these options."""
+def fit(
+    contestant: Contestant,
+    model: str,
+    data: Federation,
+    setting: Setting,
+    options: Mapping[str, Any],
+    new: Federation | None = None,
+) -> Fitted:
+    """What the contestant makes of the task with these options; of the new sites, if there are such.
+
+    A new site is placed by its training rows, without training.
+    """
     if contestant.name == STATISTICIAN:
-        return _told(data, mixed_model(data))
+        return _told(new or data, mixed_model(data, new or data))
     pooled = contestant.name == POOLED
     clients = [*zip(data.x, data.y, data.x_test, data.y_test, strict=True)]
     asked = {"evaluate_every": setting.rounds, **options}
     result = _trained(contestant, model, data, setting, asked, [_together(clients)] if pooled else clients)
+    if new is not None:
+        return replace(_told(new, [_of_newcomer(result, new, site) for site in range(len(new.sites))]),
+                       work=result.summary()["work"])  # fmt: skip
     heads = heads_in(result.state) is not None  # a site's predictions then are its own posterior's: its engine's to say
     found = _recorded(data, result.history[-1]) if heads else _told(data, _answers(data, result))
     membership = None if pooled else result.probability.numpy()
@@ -85,6 +98,14 @@ def _answers(data: Federation, result: Result) -> list[Answer]:
         answer_of(parts[0 if len(parts) == 1 else site], torch.tensor(x), torch.tensor(y))
         for site, (x, y) in enumerate(zip(data.x_test, data.y_test, strict=True))
     ]
+
+
+def _of_newcomer(result: Result, new: Federation, site: int) -> Answer:
+    """What the mixture of models that a new site's training rows speak for states of its held-out rows."""
+    placed = result.associate(torch.tensor(new.x[site]), torch.tensor(new.y[site])).predictor
+    modules = [module_of(result.factory, mean) for mean in placed.beliefs.mean]
+    parts = [*zip(placed.share.tolist(), modules, strict=True)]
+    return answer_of(parts, torch.tensor(new.x_test[site]), torch.tensor(new.y_test[site]))
 
 
 def _trained(
@@ -170,37 +191,55 @@ def _validation(data: Federation) -> Federation:
     )
 
 
-def record(contestant: Contestant, model: str, data: Federation, setting: Setting, *, tune: bool) -> dict[str, Any]:
-    """Everything that is kept of one contestant on one task: each site's numbers, what was stated, what it took."""
+def record(
+    contestant: Contestant, model: str, data: Federation, setting: Setting, *, tune: bool, newcomers: bool = False
+) -> dict[str, Any]:
+    """Everything that is kept of one contestant on one task: each site's numbers, what was stated, what it took.
+
+    With `newcomers` a fifth of the sites are kept out of the training, and the numbers are theirs.
+    """
     torch.set_num_threads(1)
+    if newcomers:
+        kept = tuple(site for site in range(len(data.sites)) if site not in data.newcomers)
+        data, new = data.only(kept), data.only(data.newcomers)
+    else:
+        new = None
     began = time.process_time()
     options = chosen(contestant, model, data, setting, tune=tune)
     middle = time.process_time()
-    fitted = fit(contestant, model, data, setting, options)
+    fitted = fit(contestant, model, data, setting, options, new)
+    judged = new or data
     taken = time.process_time() - middle
     work = fitted.work
-    known = fitted.membership is not None and data.group is not None
     return {
         "task": data.task.name,
         "contestant": contestant.name,
         "model": model,
         "draw": data.draw,
         "tuned": tune,
+        "newcomers": newcomers,
         "options": {**(contestant.options_for(len(data.sites)) if contestant.federated else {}), **options},
         "setting": asdict(setting),
-        "sites": list(data.sites),
-        "rows": [len(values) for values in data.y],
-        "test_rows": [len(values) for values in data.y_test],
+        "sites": list(judged.sites),
+        "rows": [len(values) for values in judged.y],
+        "test_rows": [len(values) for values in judged.y_test],
         "nll": [_short(loss) for loss in fitted.nll],
         data.task.measure: [_short(value) for value in fitted.measure],
         "calibration": {name: _short(value) for name, value in fitted.calibration.items()},
-        "membership": pair_calibration(fitted.membership, data.group) if known and data.group is not None else None,
+        "membership": _judged(fitted.membership, data.group),
         "seconds": round(taken, 2),
         "choosing_seconds": round(middle - began, 2),
         "local_steps": work.get("local_steps"),
         "bytes_down": BYTES * work.get("parameters_down", 0),
         "bytes_up": BYTES * (work.get("parameters_up", 0) + 2 * work.get("scalars_up", 0)),
     }
+
+
+def _judged(membership: Any, group: Sequence[int] | None) -> dict[str, float] | None:
+    """How honest the membership is, where the kinds are known."""
+    if membership is None or group is None:
+        return None
+    return {name: float(f"{value:.6g}") for name, value in pair_calibration(membership, group).items()}
 
 
 def _short(value: float | None) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bcfl.benchmark.contestants import CONTESTANTS
+from bcfl.benchmark.contestants import ALONE, CONTESTANTS
 from bcfl.benchmark.measures import (
     Difference,
     critical_difference,
@@ -19,7 +19,6 @@ from bcfl.benchmark.measures import (
 )
 from bcfl.benchmark.tasks import Task, all_tasks
 
-ALONE = "local"
 REFERENCES = ("bcfl", "fedavg")  # what others are compared with: the first of these that there is
 Losses = list[float | None]
 Record = Mapping[str, Any]
@@ -56,10 +55,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Board:
-    """All contestants with one model, tuned or not."""
+    """All contestants with one model, tuned or not, on sites that they were trained on or on newcomers."""
 
     model: str
     tuned: bool
+    newcomers: bool
     tasks: tuple[str, ...]
     rows: tuple[Row, ...]  # best mean rank first
     reference: str
@@ -69,7 +69,7 @@ class Board:
     @property
     def title(self) -> str:
         names = {"linear": "linear model", "network": "small network"}
-        return names.get(self.model, self.model) + (", tuned" if self.tuned else "")
+        return names.get(self.model, self.model) + ", tuned" * self.tuned + ", new sites" * self.newcomers
 
     @property
     def critical_difference(self) -> float | None:
@@ -83,15 +83,15 @@ class Board:
 
 
 def boards(records: Iterable[Record]) -> list[Board]:
-    """A board for each model, tuned and not, of what there are results of."""
-    by_board: dict[tuple[str, bool], list[Record]] = {}
+    """A board for each model, tuned and not, of known sites and new ones, of what there are results of."""
+    by_board: dict[tuple[bool, str, bool], list[Record]] = {}
     for record in records:
         if record["task"] in all_tasks():
-            by_board.setdefault((record["model"], record["tuned"]), []).append(record)
-    return [_board(model, tuned, found) for (model, tuned), found in sorted(by_board.items())]
+            by_board.setdefault((record["newcomers"], record["model"], record["tuned"]), []).append(record)
+    return [_board(*which, found) for which, found in sorted(by_board.items())]
 
 
-def _board(model: str, tuned: bool, records: Sequence[Record]) -> Board:
+def _board(newcomers: bool, model: str, tuned: bool, records: Sequence[Record]) -> Board:
     table: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         table.setdefault((record["contestant"], record["task"]), []).append(record)
@@ -102,10 +102,8 @@ def _board(model: str, tuned: bool, records: Sequence[Record]) -> Board:
     rows = {name: tuple(_cell(table, name, task, reference) for task in tasks) for name in names}
     ranks, ranked_tasks = _ranks(rows, tasks)
     ordered = sorted(names, key=lambda name: (ranks.get(name, float("inf")), names.index(name)))
-    return Board(
-        model, tuned, tasks, tuple(Row(name, rows[name], ranks.get(name)) for name in ordered), reference,
-        ranked_tasks, len(ranks),
-    )  # fmt: skip
+    sorted_rows = tuple(Row(name, rows[name], ranks.get(name)) for name in ordered)
+    return Board(model, tuned, newcomers, tasks, sorted_rows, reference, ranked_tasks, len(ranks))
 
 
 def _ranks(rows: Mapping[str, Sequence[Cell | None]], tasks: Sequence[str]) -> tuple[dict[str, float], int]:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-Key = tuple[str, str, str, int, bool]  # task, contestant, model, draw, tuned
-NAMED = ("task", "contestant", "model", "draw", "tuned")
+Key = tuple[str, str, str, int, bool, bool]
+NAMED = ("task", "contestant", "model", "draw", "tuned", "newcomers")  # what a key is made of
 LISTED = ("sites", "rows", "test_rows", "nll")
 
 
 def key_of(record: Mapping[str, Any]) -> Key:
-    task, contestant, model, draw, tuned = (record[name] for name in NAMED)
-    return str(task), str(contestant), str(model), int(draw), bool(tuned)
+    task, contestant, model, draw, tuned, newcomers = (record[name] for name in NAMED)
+    return str(task), str(contestant), str(model), int(draw), bool(tuned), bool(newcomers)
 
 
 def keep(folder: Path, record: Mapping[str, Any]) -> None:

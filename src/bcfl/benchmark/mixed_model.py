@@ -13,15 +13,16 @@ FIRST_VARIANCE = 0.05  # of each coefficient, in units of the noise's: from 1 th
 MOST_STEPS = 500
 
 
-def mixed_model(data: Federation) -> tuple[Answer, ...]:
-    """Every site's predictive distribution: all coefficients differ by site, uncorrelated, by maximum likelihood.
+def mixed_model(data: Federation, asked: Federation) -> tuple[Answer, ...]:
+    """The predictive distribution of every site that is asked for, by a model of these data.
 
-    A site's coefficients are normal given its training rows, so that its predictions are normal too.
+    All coefficients differ by site, uncorrelated; their means and variances have maximum likelihood. A site's coefficients are normal given its training rows, so that its predictions are normal too.
     """
     design = [_with_intercept(x) for x in data.x]
     mean, variance, noise = fitted_by_statsmodels(design, [np.asarray(y, np.float64) for y in data.y])
     answers = []
-    for x, y, x_test, y_test in zip(design, data.y, map(_with_intercept, data.x_test), data.y_test, strict=True):
+    for x, y, x_test, y_test in zip(asked.x, asked.y, asked.x_test, asked.y_test, strict=True):
+        x, x_test = _with_intercept(x), _with_intercept(x_test)
         spread = np.diag(variance)
         gain = spread @ x.T @ np.linalg.inv(x @ spread @ x.T + noise * np.eye(len(x)))
         own, left = mean + gain @ (y - x @ mean), spread - gain @ x @ spread

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bcfl.benchmark.contestants import CONTESTANTS
-from bcfl.benchmark.leaderboard import ALONE, Board, Cell, Record, boards, losses_of
+from bcfl.benchmark.contestants import ALONE, CONTESTANTS
+from bcfl.benchmark.leaderboard import Board, Cell, Record, boards, losses_of
 from bcfl.benchmark.pictures import differences_picture, gains_picture, ranks_picture
 from bcfl.benchmark.splits import frozen
 from bcfl.benchmark.tasks import Task, all_tasks
@@ -73,9 +73,9 @@ def _pictures(task: Task, records: Sequence[Record], found: Sequence[Board]) -> 
         for row in board.rows if (cell := row.cells[place]) is not None and cell.against is not None
     }  # fmt: skip
     of = {
-        name: [record for record in records
-               if (record["task"], record["contestant"], record["model"], record["tuned"])
-               == (task.name, name, board.model, board.tuned)]
+        name: [record for record in records if (record["task"], record["contestant"]) == (task.name, name)
+               and (record["model"], record["tuned"], record["newcomers"])
+               == (board.model, board.tuned, board.newcomers)]
         for name in (ALONE, board.reference)
     }  # fmt: skip
     gains = ""

@@ -1,6 +1,7 @@
 """`bcfl benchmark`: what every method makes of federations that were divided by life."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,9 @@ def benchmark(
         bool, flag("--standard", "every task and contestant once, nothing tuned (the default)")
     ] = False,
     tuned: Annotated[bool, flag("--tuned", "the same, with options chosen on validation rows, by one rule")] = False,
+    newcomers: Annotated[
+        bool, flag("--newcomers", "keep a fifth of the sites out, and judge how they are served")
+    ] = False,
     tasks: Annotated[str | None, option("A,B,…", "only these tasks")] = None,
     methods: Annotated[str | None, option("A,B,…", "only these contestants; any method may be entered")] = None,
     models: Annotated[str, option("A,B", "linear, network or both (default)")] = "linear,network",
@@ -53,7 +57,11 @@ def benchmark(
     from bcfl.benchmark.campaign import quick as quick_campaign
     from bcfl.benchmark.campaign import work_off
 
-    campaign = quick_campaign() if quick else _campaign(tasks, methods, models, draws, tuned)
+    campaign = (
+        quick_campaign()
+        if quick
+        else replace(_campaign(tasks, methods, models, draws), tune=tuned, newcomers=newcomers)
+    )
     folder = out / "quick" if quick else out
     failed = work_off(campaign, folder, jobs or os.cpu_count() or 1, (lambda line: None) if quiet else print)
     _print(folder)
@@ -62,7 +70,7 @@ def benchmark(
     return 1 if failed else 0
 
 
-def _campaign(tasks: str | None, methods: str | None, models: str, draws: str, tune: bool) -> "Campaign":
+def _campaign(tasks: str | None, methods: str | None, models: str, draws: str) -> "Campaign":
     from bcfl.benchmark.campaign import Campaign
     from bcfl.benchmark.contestants import contestants_named
     from bcfl.benchmark.tasks import tasks_named
@@ -72,7 +80,7 @@ def _campaign(tasks: str | None, methods: str | None, models: str, draws: str, t
     except ValueError:
         raise ValueError(f"--draws must be whole numbers separated by commas, got {draws!r}") from None
     names = [name.strip() for name in models.split(",") if name.strip()]
-    return Campaign(tasks_named(tasks), contestants_named(methods), names, numbers, tune)
+    return Campaign(tasks_named(tasks), contestants_named(methods), names, numbers)
 
 
 def _list() -> int:
