@@ -16,7 +16,8 @@ MOST_STEPS = 500
 def mixed_model(data: Federation, asked: Federation) -> tuple[Answer, ...]:
     """The predictive distribution of every site that is asked for, by a model of these data.
 
-    All coefficients differ by site, uncorrelated; their means and variances have maximum likelihood. A site's coefficients are normal given its training rows, so that its predictions are normal too.
+    All coefficients differ by site, uncorrelated; their means and variances have maximum likelihood. A site's
+    coefficients are normal given its training rows, so that its predictions are normal too.
     """
     design = [_with_intercept(x) for x in data.x]
     mean, variance, noise = fitted_by_statsmodels(design, [np.asarray(y, np.float64) for y in data.y])
