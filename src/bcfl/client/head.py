@@ -28,6 +28,8 @@ from bcfl.randomness import generator
 
 NODES = 20  # of Gauss and Hermite's rule, where a last layer has one output
 DRAWS = 64  # of the outputs, where it has several
+FAR, FAR_SHARE = 50.0, 0.01  # nats at the mean by which a body is out of question: so many, and more for many examples
+NO_SHARE = -35.0  # log share below which a prior has no part in a prediction
 
 Answer = dict[str, Tensor]
 
@@ -202,8 +204,7 @@ def _by_mode(rows: Rows, mean: Tensor, variance: Tensor, weight: Tensor) -> tupl
     """The same by Laplace's approximation; where all members are the same, the prior's mean is the mode."""
     differ = (variance > 0).any(1)
     log_evidence = (rows.log_prob(rows.outputs(mean)) * weight).sum(1)
-    theta, blocks = mean.clone(), rows.blocked(mean)
-    covariance = blocks.new_zeros(*blocks.shape, blocks.shape[-1])
+    theta, covariance = mean.clone(), _no_covariance(rows, mean)
     if differ.any():
         at: Mode = mode(rows, mean[differ], variance[differ], weight[differ])
         theta[differ], covariance[differ], log_evidence[differ] = at.theta, at.covariance, at.log_evidence
@@ -211,13 +212,22 @@ def _by_mode(rows: Rows, mean: Tensor, variance: Tensor, weight: Tensor) -> tupl
 
 
 def own_posterior(heads: Heads, client: LocalClient, model: FlatModel, layout: HeadLayout) -> OwnPosterior:
-    """The client's last layers by all of its training examples but the folds that are kept aside."""
+    """The client's last layers by all of its training examples but the folds that are kept aside.
+
+    On bodies that explain them far worse than the best, the prior's mean stands for the posterior: it has no share.
+    """
     fold = fold_of(client, heads)
+    views = {body: seen(model, layout, heads.models[body], client.train) for body, _ in _by_body(heads)}
+    at_mean = {body: _at_mean(heads, places, views[body], fold) for body, places in _by_body(heads)}
+    best = max(float(values.max()) for values in at_mean.values())
     theta, covariance = list[Tensor](), list[Tensor]()
     evidence, order = list[Tensor](), list[Tensor]()
     for body, places in _by_body(heads):
-        own = seen(model, layout, heads.models[body], client.train)
-        parts = posterior(heads, places, own, _kept(heads, places, fold))
+        own, weight = views[body], _kept(heads, places, fold)
+        if len(views) > 1 and float(at_mean[body].max()) < best - FAR * (1 + FAR_SHARE * len(client.train)):
+            parts = heads.mean[places], _no_covariance(own.rows, heads.mean[places]), at_mean[body]
+        else:
+            parts = posterior(heads, places, own, weight)
         for kept, part in zip((theta, covariance, evidence, order), (*parts, places), strict=True):
             kept.append(part)
     back = torch.cat(order).argsort()
@@ -225,6 +235,21 @@ def own_posterior(heads: Heads, client: LocalClient, model: FlatModel, layout: H
     return OwnPosterior(
         torch.cat(theta)[back], torch.cat(covariance)[back], normalised(log_joint, heads.group), heads.noise
     )
+
+
+def _at_mean(heads: Heads, places: Tensor, own: Seen, fold: Tensor) -> Tensor:
+    """The log-likelihood of what is not kept aside, at the means of the priors."""  # (prior,)
+    weight, mean = _kept(heads, places, fold), heads.mean[places]
+    if not own.layout.exact:
+        return (own.rows.log_prob(own.rows.outputs(mean)) * weight).sum(1)
+    noise = heads.noise[places, None]
+    square = (own.target - mean @ own.features.T).square() / noise
+    return -(weight * (square + (2 * torch.pi * noise).log())).sum(1) / 2
+
+
+def _no_covariance(rows: Rows, mean: Tensor) -> Tensor:
+    blocks = rows.blocked(mean)
+    return blocks.new_zeros(*blocks.shape, blocks.shape[-1])
 
 
 def normalised(log_joint: Tensor, group: Tensor) -> Tensor:
@@ -279,6 +304,14 @@ def log_predictive(own: OwnPosterior, places: Tensor, at: Seen, random: torch.Ge
     return (at.likelihood.log_prob(full, at.y).double() + log_weight[:, None, None]).logsumexp(0)
 
 
+def _with_share(heads: Heads, own: OwnPosterior) -> Iterator[tuple[int, Tensor]]:
+    """The bodies with those priors that have a part in what is predicted."""
+    for body, places in _by_body(heads):
+        there = places[own.log_share[places] > NO_SHARE]
+        if len(there):
+            yield body, there
+
+
 def with_unknowns(own: OwnPosterior, places: Tensor, layout: HeadLayout, points: Tensor) -> Tensor:
     """Outputs with the likelihood's unknowns behind them, as a model gives them."""
     by_noise, by_theta = layout.log_scale(own.noise[places])[:, None], own.theta[places, : layout.num_unknowns]
@@ -294,7 +327,7 @@ def tested(
         return None
     own, random = own_posterior(heads, client, model, layout), generator(client.seed, "head", client.index)
     said, log_weights = [], []
-    for body, places in _by_body(heads):
+    for body, places in _with_share(heads, own):
         at = seen(model, layout, heads.models[body], client.test)
         points, log_weight = output_points(*output_moments(own, places, at), random)
         said.append(with_unknowns(own, places, layout, points).flatten(0, 1).float())
@@ -313,9 +346,9 @@ def evaluations_by_heads(
 def _held_out(heads: Heads, fold: Tensor, client: LocalClient, model: FlatModel, layout: HeadLayout) -> Answer:
     """For each candidate the sum of the log-likelihoods of examples, each predicted while it was kept aside."""
     own = own_posterior(heads, client, model, layout)
-    log_p = torch.empty(len(heads), len(client.train), dtype=torch.float64)
+    log_p = torch.zeros(len(heads), len(client.train), dtype=torch.float64)
     random = generator(client.seed, "head", client.index)
-    for body, places in _by_body(heads):
+    for body, places in _with_share(heads, own):
         at = seen(model, layout, heads.models[body], client.train)
         log_p[places] = log_predictive(own, places, at, random)
     total = torch.zeros(heads.num_candidates, dtype=torch.float64)

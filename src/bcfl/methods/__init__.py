@@ -16,6 +16,7 @@ from bcfl.methods.auto import AutoBCFL
 from bcfl.methods.averaging import BPFedAvg, FedAvg, Local
 from bcfl.methods.bcfl import BCFL
 from bcfl.methods.hard import IFCA, KMeansClustering
+from bcfl.methods.mixed import Mixed
 from bcfl.methods.near import Ditto, FedProx
 from bcfl.methods.representation import FedRep
 from bcfl.methods.soft import SoftBCFL
@@ -72,6 +73,7 @@ METHODS = {
             {"strategy": "multi", "max_hypotheses": "M"},
         ),
         Entry("bcfl-soft", "soft: a client belongs to every cluster by its probability", SoftBCFL, {}),
+        Entry("bcfl", "clusters whose members differ, as many as held-out examples ask for", Mixed, {}),
         Entry("bcfl-auto", "finds the number of clusters: they are born, joined and die", AutoBCFL, {}),
         Entry("local", "no federation: each client alone", Local, {}),
         Entry("fedavg", "one global model, averaged by examples", FedAvg, {}),
