@@ -20,6 +20,7 @@ FOLDS_CLIMBED = 3  # where clients must be asked again and again
 EXCHANGES = 20  # at most, of a climb on all examples
 EXCHANGES_IN_FOLD = 4
 EVERYTHING = -1  # no fold
+BARELY = 0.02  # of an example's information
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def by_climbing(plan: Plan, state: MixedState, clients: Clients) -> MixedState:
     if state.choice is not None and not plan.is_time(state, clients.present):
         return state
     folds = [EVERYTHING, *range(FOLDS_CLIMBED)]
-    bases = _bases(clients, model, folds)
+    bases, barely = _bases(clients, model, folds)
     if not bases:
         return state
     starts: dict[Key, Clusters] = {}
@@ -92,7 +93,7 @@ def by_climbing(plan: Plan, state: MixedState, clients: Clients) -> MixedState:
     candidate = plan.candidates[choice.chosen]
     found = None
     if candidate != ALONE:
-        prior = {candidate: priors.get(candidate, flat_prior(bases[ONE, EVERYTHING].fit.clusters.mean[0]))}
+        prior = {candidate: priors.get(candidate, barely)}
         begin = {(candidate, EVERYTHING): stands[candidate, EVERYTHING].fit.clusters}
         stand = climb(clients, model, begin, prior, FOLDS_CLIMBED, EXCHANGES)[candidate, EVERYTHING]
         found = Found(candidate, stand.fit, torch.tensor(stand.who))
@@ -102,20 +103,29 @@ def by_climbing(plan: Plan, state: MixedState, clients: Clients) -> MixedState:
     return _settled(replace(state, choice=choice, heard=heard), clients, found, by_one)
 
 
-def _bases(clients: Clients, model: Tensor, folds: Sequence[int]) -> dict[Key, Stand]:
+def _bases(clients: Clients, model: Tensor, folds: Sequence[int]) -> tuple[dict[Key, Stand], WeakPrior]:
     """One cluster, with and without a spread, for all examples and without each fold."""
     layout = clients.head
     assert layout is not None
     nothing = {(ONE, fold): at_nothing(layout, model[0]) for fold in folds}
     first = expand(clients, model, nothing, FOLDS_CLIMBED)
     if not first:
-        return {}
+        return {}, flat_prior(layout.take(model[0])[None])
     starts: dict[Key, Clusters] = {}
     for (_, fold), (_, given) in first.items():
         for candidate in (ONE, ONE_SPREAD):
             starts[candidate, fold] = pooled_start(given, layout.shared, spread=candidate.spread)
-    flat = flat_prior(starts[ONE, EVERYTHING].mean[0])
-    return climb(clients, model, starts, {ONE: flat, ONE_SPREAD: flat}, FOLDS_CLIMBED, EXCHANGES_IN_FOLD)
+    barely = _barely(first[ONE, EVERYTHING][1], layout)
+    priors = {ONE: barely, ONE_SPREAD: barely}
+    return climb(clients, model, starts, priors, FOLDS_CLIMBED, EXCHANGES_IN_FOLD), barely
+
+
+def _barely(given: Quadratics, layout: HeadLayout) -> WeakPrior:
+    """Next to nothing assumed of the coefficients, so that they stay finite where classes can be told apart without
+    error: about 0, with a standard deviation of some ten in units in which they are about 1."""
+    diagonal = given.curvature[:, 0].sum(0).diagonal(dim1=-2, dim2=-1) / given.num_examples.sum()
+    nothing = flat_prior(diagonal)
+    return replace(nothing, precision=torch.where(layout.shared.view_as(diagonal), 0.0, BARELY * diagonal))
 
 
 def _settled(state: MixedState, clients: Clients, found: Found | None, by_itself: Clusters) -> MixedState:
