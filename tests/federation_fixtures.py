@@ -17,7 +17,8 @@ from bcfl.client.together import Together
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
-from bcfl.engines.simulator import Participation, SimulatedClients, Simulator
+from bcfl.engines.participation import Participation
+from bcfl.engines.simulator import SimulatedClients, Simulator
 from bcfl.federation import Choice, Jobs, Method, Mixture, RoundInfo, State, prior_of, served
 from bcfl.methods import METHODS
 from bcfl.randomness import generator

@@ -25,7 +25,9 @@ from bcfl.client.stacked import Stacked
 from bcfl.client.trainer import Job, Training, fit
 from bcfl.data.arrays import from_arrays
 from bcfl.data.partition import FederatedData
-from bcfl.engines.simulator import Participation, Simulator, find_device
+from bcfl.engines.crew import find_device
+from bcfl.engines.participation import Participation
+from bcfl.engines.simulator import Simulator
 from bcfl.federation import Jobs
 from bcfl.likelihood.measures import Evaluation
 from bcfl.methods import METHODS as REGISTERED

@@ -24,7 +24,7 @@ from bcfl.deploy.app import client, client_data, read_run_config
 from bcfl.engines.flower import questions
 from bcfl.engines.flower.privacy import spent
 from bcfl.engines.flower.wire import DESCRIBE, EVALUATE, FIT, FLOAT, SCORE, read_array
-from bcfl.engines.simulator import Participation
+from bcfl.engines.participation import Participation
 from bcfl.methods import METHODS
 from bcfl.model.zoo import MODELS, mlp
 from bcfl.runs.loop import start

@@ -35,7 +35,8 @@ from bcfl.client.client import LARGEST, continued_momentum, is_usable
 from bcfl.client.examples import batches
 from bcfl.client.trainer import Job, Network, Trained, Training
 from bcfl.data.arrays import from_arrays
-from bcfl.engines.simulator import Participation, Simulator
+from bcfl.engines.participation import Participation
+from bcfl.engines.simulator import Simulator
 from bcfl.federation import Hypotheses, Jobs
 from bcfl.methods import make_method
 from bcfl.methods.averaging import FedAvg

@@ -10,7 +10,7 @@ from federation_fixtures import client_data, linear, predictors, pulled_clients,
 from bcfl.belief.gaussian import Gaussian, merge, stack
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
-from bcfl.engines.simulator import Participation
+from bcfl.engines.participation import Participation
 from bcfl.methods.averaging import BPFedAvg, FedAvg, Local
 from bcfl.methods.steps import Personal
 

@@ -19,7 +19,7 @@ from bcfl.belief.gaussian import Gaussian, flat
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
 from bcfl.data.drift import with_drift
-from bcfl.engines.simulator import Participation
+from bcfl.engines.participation import Participation
 from bcfl.extensions.births import SKETCH, Pulls, Searching, Stories, View, split
 from bcfl.federation import Hypotheses, RoundInfo
 from bcfl.methods.auto import AutoBCFL

@@ -30,7 +30,7 @@ from bcfl.association.hypotheses import co_association
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
-from bcfl.engines.simulator import Participation
+from bcfl.engines.participation import Participation
 from bcfl.federation import Choice, Hypotheses, Jobs, Method, State
 from bcfl.methods import METHODS, all_options, make_method
 from bcfl.methods.steps import Personal

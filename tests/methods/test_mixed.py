@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from bcfl.client.head import log_predictive, own_posterior, seen
 from bcfl.client.trainer import Training
 from bcfl.data.partition import FederatedData
-from bcfl.engines.simulator import Participation, Simulator
+from bcfl.engines.participation import Participation
+from bcfl.engines.simulator import Simulator
 from bcfl.likelihood import attach, of
 from bcfl.methods.mixed import Mixed, MixedState
 

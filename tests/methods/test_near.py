@@ -7,7 +7,7 @@ import torch
 from federation_fixtures import linear, network, one_round, predictors, pulled_clients, run, simulator
 
 from bcfl.client.trainer import Training
-from bcfl.engines.simulator import Participation
+from bcfl.engines.participation import Participation
 from bcfl.methods.averaging import FedAvg, Local
 from bcfl.methods.near import Ditto, FedProx, divided
 from bcfl.methods.representation import FedRep

@@ -12,7 +12,8 @@ from bcfl.association.hypotheses import Branches
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client.client import Scoring, best
 from bcfl.client.trainer import Alone
-from bcfl.engines.simulator import Participation, Simulator
+from bcfl.engines.participation import Participation
+from bcfl.engines.simulator import Simulator
 from bcfl.extensions.racing import TOLERANCE
 from bcfl.federation import Hypotheses
 from bcfl.methods import make_method

@@ -13,7 +13,7 @@ from bcfl.association.conceptual import ConjugateClient
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
-from bcfl.engines.simulator import Participation
+from bcfl.engines.participation import Participation
 from bcfl.federation import served
 from bcfl.methods.soft import NEGLIGIBLE, Soft, SoftBCFL
 from bcfl.randomness import generator

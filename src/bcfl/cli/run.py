@@ -90,7 +90,7 @@ def _folder_for_more(run: Path, rounds: int) -> Path:
 
 def _prolong(run: Path, out: Path, rounds: int, device: str) -> None:
     """The folder `out` holds what the run has come to, to go on from there; if it does already, it is left alone."""
-    from bcfl.engines.simulator import find_device
+    from bcfl.engines.crew import find_device
     from bcfl.runs.loop import is_unfinished, prolong, settings_of
 
     config = settings_of(run).with_rounds(rounds)

@@ -22,7 +22,8 @@ from bcfl.client.client import LocalClient
 from bcfl.client.together import Together
 from bcfl.client.trainer import Training
 from bcfl.data.lazy import Held
-from bcfl.engines.simulator import Participation, Simulator
+from bcfl.engines.participation import Participation
+from bcfl.engines.simulator import Simulator
 from bcfl.model.flat import ModelFactory
 
 AHEAD = 2  # batches that wait at an actor: so that it need not wait itself

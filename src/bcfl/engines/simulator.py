@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, islice
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,121 +32,22 @@ from bcfl.client.client import (
 from bcfl.client.examples import Examples, pool
 from bcfl.client.head import answers, evaluations_by_heads, examples_seen, head_layout, is_sound
 from bcfl.client.score import Summary, share_explained, total_log_likelihood
-from bcfl.client.stacked import Stacked
-from bcfl.client.together import Together, jobs_together
+from bcfl.client.together import Together
 from bcfl.client.trainer import Network, Training, alone
 from bcfl.data.lazy import Held, LazyClients
 from bcfl.data.partition import FederatedData
+from bcfl.engines.crew import Crowd, crew_for
 from bcfl.engines.heap import give_back_memory, keep_blocks, keep_freed_memory
+from bcfl.engines.participation import Participation
 from bcfl.engines.workers import Workers
 from bcfl.federation import Choice, Jobs, Mixture, Work
 from bcfl.likelihood.measures import Evaluation
 from bcfl.model.flat import FlatModel, ModelFactory, SharedModels, build
-from bcfl.randomness import numpy_generator
 
 A = TypeVar("A")
 T = TypeVar("T")
 Places = Sequence[LocalClient] | dict[int, LocalClient]  # clients by their places
 OPENED = 10_000  # clients whose data are open at a time, where all are tested
-DEVICES = "cpu, cuda, cuda:N, stacked-cpu"
-
-
-@dataclass(frozen=True)
-class Participation:
-    """Who takes part in a round, who vanishes and who is late; all of it drawn from the run's seed."""
-
-    clients_per_round: float = 1.0  # up to 1: a share of all clients; above: their number
-    dropout: float = 0.0  # probability that a chosen client vanishes before it answers anything
-    straggling: float = 0.0  # probability that a client answers a score in time, but not a fit
-    joins: tuple[tuple[int, int], ...] = ()  # (client, the first round it can take part in); all others from the start
-
-    def joined(self, num_clients: int, round_index: int) -> Tensor:
-        """Who belongs to the federation by that round."""  # (client,) bool
-        joined = torch.ones(num_clients, dtype=torch.bool)
-        for client, first_round in self.joins:
-            joined[client] = round_index >= first_round
-        return joined
-
-    def draw(self, num_clients: int, seed: int, round_index: int) -> tuple[Tensor, Tensor]:
-        """Who is present and who is in time for the fit; at least one client is present."""  # (client,) bool each
-        random = numpy_generator(seed, "participation", round_index)
-        share, joined = self.clients_per_round, self.joined(num_clients, round_index)
-        num_joined = int(joined.sum())
-        count = round(share * num_joined) if share <= 1 else int(share)
-        present = torch.zeros(num_clients, dtype=torch.bool)
-        order = random.permutation(num_clients)
-        chosen = order[joined.numpy()[order]][: min(max(count, 1), num_joined)]
-        vanished = random.random(len(chosen)) < self.dropout
-        vanished[0] &= not vanished.all()  # a round needs somebody
-        present[chosen[~vanished]] = True
-        in_time = torch.from_numpy(random.random(num_clients) >= self.straggling)
-        return present, in_time
-
-
-def find_device(name: str) -> torch.device | None:
-    """The device on which clients are stacked; None for "cpu", where each is trained alone, in threads."""
-    kind, colon, number = name.partition(":")
-    if name == "cpu" or name.partition(",")[0].partition(":")[0] == "ray":
-        return None
-    if name == "stacked-cpu":
-        return torch.device("cpu")
-    if kind != "cuda" or (colon and not number.isdecimal()):
-        raise ValueError(f"device must be one of {DEVICES}, got {name!r}")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(number or 0) >= count:
-        here = ", ".join(["cpu", *(f"cuda:{i}" for i in range(count)), "stacked-cpu"])
-        raise ValueError(f"device {name!r} is not here: torch {torch.__version__} finds {count} CUDA devices; "
-                         f"allowed here: {here}")  # fmt: skip
-    return torch.device(name)
-
-
-class Crowd(Protocol):
-    """Those who compute."""
-
-    count: int
-
-    def stream(self, tasks: Iterable[Any]) -> Iterator[Any]: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Crew:
-    """Who computes: how a worker's network is made, how many jobs it takes at a time, and whether several pay."""
-
-    network: Callable[[], Network] | None  # None: the module itself, one job at a time
-    at_a_time: int
-    several: bool
-
-
-def crew_for(
-    model: FlatModel,
-    examples: Sequence[Examples],
-    training: Training,
-    draws_globally: bool,
-    device: str,
-    together: Together,
-) -> Crew:
-    """Who computes for clients with such examples on that device, so many jobs together as asked or as pays."""
-    where, asked = find_device(device), None if together == "auto" else together
-    if where is None:
-        count = jobs_together(model, examples[0], training) if together == "auto" else together or 1
-        if count == 1 or draws_globally:
-            return Crew(None, 1, True)
-        try:
-            stacked = Stacked(model, torch.device("cpu"), examples, training, False, count, tells=together != "auto")
-        except ValueError:  # another function, with others in the place of its parameters
-            if together != "auto":
-                raise
-            return Crew(None, 1, True)
-        if together == "auto" and not stacked.is_stacked:
-            return Crew(None, 1, True)
-        if not stacked.has_kernels:  # vmap calls so many operations that two workers would wait for Python's lock
-            return Crew(lambda: stacked, count, False)
-        make = partial(Stacked, model, torch.device("cpu"), examples, training, False, count)
-        return Crew(make, count, True)
-    stacked = Stacked(model, where, examples, training, draws_globally, asked)
-    return Crew(lambda: stacked, stacked.at_a_time, False)
 
 
 class Simulator:

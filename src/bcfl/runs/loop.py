@@ -12,8 +12,9 @@ from bcfl.data.datasets import full_name
 from bcfl.data.lazy import Held, LazyClients
 from bcfl.data.manifest import groups_in, manifest, verify_manifest
 from bcfl.data.scales import remark_on_scales, scales_itself
+from bcfl.engines.crew import find_device
 from bcfl.engines.ray import Cluster, ray_simulator
-from bcfl.engines.simulator import Simulator, find_device
+from bcfl.engines.simulator import Simulator
 from bcfl.federation import State
 from bcfl.likelihood import CATEGORICAL, OWN, Likelihood, attach, parse
 from bcfl.methods import method_of

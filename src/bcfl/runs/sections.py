@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from bcfl.client.trainer import Training
-from bcfl.engines.simulator import Participation
+from bcfl.engines.participation import Participation
 from bcfl.likelihood import AUTO, given
 
 FROM_PYTHON = "given in Python"  # stands for a factory where a caller brought clients or a model of their own

@@ -19,7 +19,7 @@ from bcfl.client.check import check_model
 from bcfl.client.examples import Examples, pool
 from bcfl.data.manifest import verify_manifest
 from bcfl.data.partition import FederatedData
-from bcfl.engines.simulator import find_device
+from bcfl.engines.crew import find_device
 from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.runs.loop import resume, start
 from bcfl.runs.observers import Observer

@@ -8,11 +8,11 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+import bcfl.engines.flower.lastlayer as lastlayer
 from bcfl.belief.gaussian import Gaussian
 from bcfl.belief.heads import Asked, Heads
 from bcfl.client.client import among, draw_model, is_usable, wanted_models
 from bcfl.client.head import Answer, examples_seen
-from bcfl.engines.flower import lastlayer
 from bcfl.engines.flower.answers import Trained, read_choice, read_posteriors, read_scores
 from bcfl.engines.flower.exchange import Ask, ordered
 from bcfl.engines.flower.roster import Roster

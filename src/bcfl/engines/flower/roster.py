@@ -12,7 +12,7 @@ from bcfl.client.client import Layout
 from bcfl.engines.flower.answers import Member, Sizes, read_member
 from bcfl.engines.flower.exchange import POLL, Ask, Exchange, Questions
 from bcfl.engines.flower.wire import DESCRIBE
-from bcfl.engines.simulator import Participation
+from bcfl.engines.participation import Participation
 from bcfl.federation import Work
 
 log = logging.getLogger("bcfl")

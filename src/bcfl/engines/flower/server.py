@@ -7,17 +7,17 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+import bcfl.engines.flower.lastlayer as lastlayer
 from bcfl.belief.heads import Heads
 from bcfl.client.client import layout_of
 from bcfl.client.head import head_layout
 from bcfl.client.trainer import Training
-from bcfl.engines.flower import lastlayer
 from bcfl.engines.flower.answers import read_evaluation
 from bcfl.engines.flower.exchange import Ask, Exchange, Terms
 from bcfl.engines.flower.questions import FlowerClients
 from bcfl.engines.flower.roster import Roster
 from bcfl.engines.flower.wire import EVALUATE, to_array
-from bcfl.engines.simulator import Participation
+from bcfl.engines.participation import Participation
 from bcfl.federation import Mixture, Work
 from bcfl.likelihood.measures import Evaluation
 from bcfl.model.flat import FlatModel, ModelFactory, build
