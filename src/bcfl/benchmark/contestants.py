@@ -69,6 +69,7 @@ CONTESTANTS: dict[str, Contestant] = {
         Contestant("bcfl-g", "the paper's: the best association of each round", grid=_clusters()),
         Contestant("bcfl-c-3", "the paper's: three associations merged", grid=_clusters()),
         Contestant("bcfl-mh-3", "the paper's: three hypotheses carried on", grid=_clusters()),
+        Contestant("bcfl", "the default: clusters whose members differ, by held-out evidence", chooses_itself=True),
         Contestant("bcfl-soft", "soft membership by its posterior, in learning and prediction", grid=_clusters()),
     )
 }
