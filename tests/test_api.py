@@ -308,7 +308,7 @@ def test_a_longer_run_takes_over_the_rounds_of_a_shorter_one(tmp_path: Path) -> 
         ({"local_steps": 2, "training": {"local_steps": 3}}, "training.local_steps is given as local_steps=… here"),
         ({"method": "fedavg"}, "method.num_clusters is an option of bcfl-g, "),
         ({"loss": torch.nn.MSELoss()}, "the likelihood of y says: data.likelihood"),
-        ({"local_epochs": 2}, "training.local_steps"),
+        ({"local_epochs": 2}, "training.local_epochs is for training.local = epochs"),
         (
             {"partition": "label(4,2)"},
             "data.partition is for files and --set: here clients and model are given as they are",

@@ -34,6 +34,7 @@ from bcfl.engines.flower.answers import (
     read_posteriors,
     read_scores,
 )
+from bcfl.likelihood import CATEGORICAL
 from bcfl.likelihood.measures import FLOOR
 from bcfl.model.flat import FlatModel, build
 from bcfl.runs.settings import Config, parse_config
@@ -377,7 +378,7 @@ def read(kind: str, content: RecordDict, question: Message) -> Any:
         return read_member(content, layout, NUM_CLIENTS + 2)
     if kind == "evaluate":
         train = client_data()[ask["client"]]
-        return read_evaluation(content, 3, len(train[3]))
+        return read_evaluation(content, CATEGORICAL, 3, len(train[3]))
     if kind in ("score", "share", "look"):
         return read_scores(ask, content, len(client_data()[ask["client"]][1]))
     chosen = range(len(ask["beliefs"])) if kind == "all" else [read_choice(content, len(ask["beliefs"]))[0]]

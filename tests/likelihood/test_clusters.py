@@ -58,7 +58,7 @@ def test_a_federation_learns_the_same(data: str, name: str, tmp_path: Path) -> N
         "model": {"factory": "planted:one_output"},
         "method": {"name": "bcfl-mh-3", "num_clusters": 2},
         "training": PLANTED[name].training,
-        "experiment": {"rounds": 2},
+        "experiment": {"rounds": 2, "together": 1},  # as clients of a federation are: one by one
     })  # fmt: skip
     simulated, federated = start(config, None), federate(config, 6, tmp_path / "run")
     assert torch.equal(simulated.state.hypotheses.models.mean, federated.state.hypotheses.models.mean)

@@ -225,7 +225,7 @@ def test_options_that_no_method_here_has_are_refused_where_they_are_written() ->
     [
         ({"method": {"name": "fedproxy"}}, "unknown method 'fedproxy'; did you mean 'fedprox'?"),
         ({"training": {"loss": "mse"}}, "the likelihood of y says: data.likelihood"),
-        ({"training": {"local_epochs": 2}}, "training.local_steps (an epoch is examples ÷ training.batch_size)"),
+        ({"training": {"epochs": 2}}, "did you mean training.local_epochs, with training.local = epochs?"),
         ({"training": {"lr": 0.1}}, "did you mean training.learning_rate?"),
     ],
 )

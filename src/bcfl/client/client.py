@@ -61,7 +61,7 @@ class Layout:
 
 def layout_of(model: FlatModel, training: Training) -> Layout:
     """The layout of the vectors by which a run with this model and training exchanges beliefs."""
-    carried = model.num_parameters if training.momentum_state == "belief" else 0
+    carried = training.num_carried(model.num_parameters) if training.momentum_state == "belief" else 0
     num_statistics = model.num_statistics + carried
     sizes = model.num_parameters, model.num_last_layer, len(model.vector), num_statistics
     return Layout(*sizes, model.variances, model.shapes, model.layers, model.likelihood)
@@ -139,7 +139,7 @@ class LocalClient:
             temper(belief[:num_parameters], order.strength),  # flat on the statistics: they have no part in it
             self._part(order.held_out, held=False),
             self._stream("fit", order.round, self.index),
-            self.training,
+            self.training.in_round(order.round),
             order.curvature,
             order.num_steps,
             order.momentum,

@@ -7,7 +7,7 @@ arguments: the same jobs give the same bits in any worker.
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bcfl.belief.gaussian import Gaussian, blocks, distinct
+from bcfl.client.descent import Descent, converged, examples_of, factor_in_step, num_carried
 from bcfl.client.examples import Examples, batches
 from bcfl.client.fisher import exact_fisher
 from bcfl.client.score import Question, log_likelihoods, outputs
@@ -26,7 +27,9 @@ from bcfl.model.flat import LARGE, FlatModel, ModelFactory, build
 class Training:
     """How clients train: the same for every method."""
 
-    learning_rate: Annotated[float, Field(gt=0, le=1e30, description="of SGD; the paper's runs have 0.005")] = 0.05
+    learning_rate: Annotated[
+        float, Field(gt=0, le=1e30, description="of the optimiser; the paper's runs have 0.005")
+    ] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1, description="of SGD")] = 0.9
     batch_size: Annotated[int, Field(ge=1, description="examples a step")] = 32
     local_steps: Annotated[int, Field(ge=1, le=1_000_000, description="steps a round, each of one batch")] = 10
@@ -43,6 +46,53 @@ class Training:
         ),
     ] = "auto"
     fisher_examples: Annotated[int, Field(ge=1, description="at most so many single examples")] = 256
+    optimizer: Annotated[
+        Literal["sgd", "adam", "adamw", "adamax", "rmsprop", "adagrad"],
+        Field(description="which of torch's; what it remembers goes the way of momentum_state"),
+    ] = "sgd"
+    weight_decay: Annotated[
+        float, Field(ge=0, le=1e6, description="of weights: added to the gradient, or, of adamw, taken off by itself")
+    ] = 0.0
+    clip: Annotated[
+        Annotated[float, Field(gt=0)] | None, Field(description="the largest norm of a gradient; longer ones are cut")
+    ] = None
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine"],
+        Field(description="how the learning rate falls within the steps of a round: not, or to 0"),
+    ] = "constant"
+    decay: Annotated[
+        float, Field(gt=0, le=1, description="by which the learning rate is multiplied from each round to the next")
+    ] = 1.0
+    local: Annotated[
+        Literal["steps", "epochs", "converge"],
+        Field(
+            description="a round's training is local_steps steps; or local_epochs times all of a client's examples; or "
+            "L-BFGS on all of them at once until it converges, in at most local_steps iterations: for small models"
+        ),
+    ] = "steps"
+    local_epochs: Annotated[int, Field(ge=1, le=100_000, description="only with local = epochs")] = 1
+
+    def steps_of(self, num_examples: int) -> int:
+        """How many steps a client with so many examples makes in a round."""
+        if self.local != "epochs":
+            return self.local_steps
+        return -(-num_examples * self.local_epochs // min(self.batch_size, num_examples))
+
+    def in_round(self, round_index: int) -> "Training":
+        """The same with the learning rate that this round has."""
+        if self.decay == 1 or round_index < 2:
+            return self
+        return replace(self, learning_rate=self.learning_rate * self.decay ** (round_index - 1))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is SGD with momentum and nothing else."""
+        usual = self.optimizer == "sgd" and self.schedule == "constant" and self.local != "converge"
+        return usual and not self.weight_decay and self.clip is None
+
+    def num_carried(self, num_parameters: int) -> int:
+        """How many numbers a training leaves behind for the next one."""
+        return 0 if self.local == "converge" else num_carried(self.optimizer, num_parameters)
 
     def needs_examples(self, num_examples: int) -> bool:
         """Whether the Fisher information must come from single examples, by the settings or for want of examples.
@@ -72,7 +122,7 @@ class Job:
 
     @property
     def steps(self) -> int:
-        return self.num_steps or self.training.local_steps
+        return self.num_steps or self.training.steps_of(len(self.examples))
 
     @property
     def by_example(self) -> bool:
@@ -84,7 +134,16 @@ class Job:
         """Jobs of one kind go through the same steps, and can be trained together."""
         size = min(self.training.batch_size, len(self.examples))
         carries = self.momentum is not None, len(self.start)
-        return id(self.examples.x), size, self.steps, self.curvature, self.by_example, self.training, carries
+        alone = id(self) if self.training.local == "converge" else self._steps_before
+        return id(self.examples.x), size, self.steps, self.curvature, self.by_example, self.training, carries, alone
+
+    @property
+    def _steps_before(self) -> int:
+        """How many steps its optimiser has made, where it counts them: what it remembers ends with that."""
+        if self.training.optimizer == "sgd":
+            return 0
+        remembered = self.momentum if self.momentum is not None else self.start
+        return int(remembered[-1].round()) if self.training.momentum_state != "fresh" and len(remembered) else 0
 
 
 Trained = tuple[Gaussian, Tensor]  # a local posterior, and the momentum at its end
@@ -151,26 +210,26 @@ def _fit_alike(network: Network, jobs: Sequence[Job]) -> list[Trained]:
     job, num_parameters = jobs[0], network.num_parameters
     training, means = job.training, network.rows([job.start for job in jobs]).clone()
     theta, carried = means[:, :num_parameters], means[:, network.length :]
-    velocity = carried if carried.shape[1] else torch.zeros_like(theta)
+    num_carried = training.num_carried(num_parameters)
+    velocity = carried if carried.shape[1] else theta.new_zeros(len(jobs), num_carried)
     if job.momentum is not None:
         velocity.copy_(network.rows([job.momentum for job in jobs if job.momentum is not None]))
     prior_mean, precision = (
         network.rows([values[:num_parameters] for values in of_jobs])
         for of_jobs in zip(*((job.prior.mean, job.prior.precision) for job in jobs), strict=True)
     )
-    full_pull = proximal_pull(precision, [len(job.examples) for job in jobs], training)
-    fisher = torch.zeros_like(theta) if job.curvature and not job.by_example else None
+    by_batches = job.curvature and not job.by_example and training.local != "converge"
+    fisher = torch.zeros_like(theta) if by_batches else None
     drawn = [batches(len(job.examples), training.batch_size, job.steps, job.generator) for job in jobs]
 
+    steps = _Steps(network, jobs, theta, velocity, prior_mean, precision, fisher)
     with network.training(jobs, means):
-        for step, rows in enumerate(torch.stack(drawn, 1), 1):  # (job, example)
-            pull = pull_in_step(step, full_pull, training)
-            for part, gradient in network.gradients(jobs, rows):
-                if fisher is not None:
-                    fisher[:, part].addcmul_(gradient, gradient, value=rows.shape[1] / job.steps)
-                _descend(theta[:, part], velocity[:, part], gradient, training)
-                if pull is not None:
-                    theta[:, part].lerp_(prior_mean[:, part], pull[:, part])
+        if training.local == "converge":
+            converged(network, job, means)
+        elif training.is_plain:
+            steps.plain(torch.stack(drawn, 1))
+        else:
+            steps.by_choice(torch.stack(drawn, 1))
         if job.curvature and fisher is None:
             fisher = network.exact_fisher(jobs)
     copy = len(jobs) > 1  # so that each answer, which may be kept for long, has its memory to itself
@@ -179,6 +238,49 @@ def _fit_alike(network: Network, jobs: Sequence[Job]) -> list[Trained]:
         mean, momentum = means[i].to("cpu", copy=copy), velocity[i].to("cpu", copy=copy)
         found.append((_posterior(job, mean, None if fisher is None else fisher[i].cpu()), momentum))
     return found
+
+
+@dataclass
+class _Steps:
+    """The steps of jobs that go side by side; all tensors are (job, number) and change in place."""
+
+    network: Network
+    jobs: Sequence[Job]
+    theta: Tensor
+    velocity: Tensor
+    prior_mean: Tensor
+    precision: Tensor
+    fisher: Tensor | None
+
+    def plain(self, drawn: Tensor) -> None:
+        """By SGD with momentum, part of the vector by part."""  # (step, job, example)
+        training, theta, velocity = self.jobs[0].training, self.theta, self.velocity
+        full_pull = proximal_pull(self.precision, [len(job.examples) for job in self.jobs], training)
+        for step, rows in enumerate(drawn, 1):
+            pull = pull_in_step(step, full_pull, training)
+            for part, gradient in self.network.gradients(self.jobs, rows):
+                self._note(part, gradient, rows)
+                _descend(theta[:, part], velocity[:, part], gradient, training)
+                if pull is not None:
+                    theta[:, part].lerp_(self.prior_mean[:, part], pull[:, part])
+
+    def by_choice(self, drawn: Tensor) -> None:
+        """By the optimiser and the schedule that the settings name."""
+        training, counts = self.jobs[0].training, examples_of(self.jobs, self.theta)
+        descent, gradient = Descent(self.network, training, self.theta, self.velocity), torch.zeros_like(self.theta)
+        has_prior = bool(distinct(self.precision).max() > 0)
+        for step, rows in enumerate(drawn, 1):
+            for part, piece in self.network.gradients(self.jobs, rows):
+                self._note(part, piece, rows)
+                gradient[:, part] = piece
+            factor = factor_in_step(training.schedule, step, len(drawn))
+            descent.go(gradient, factor)
+            if has_prior:
+                self.theta.lerp_(self.prior_mean, descent.pull(self.precision, counts, factor))
+
+    def _note(self, part: slice, gradient: Tensor, rows: Tensor) -> None:
+        if self.fisher is not None:
+            self.fisher[:, part].addcmul_(gradient, gradient, value=rows.shape[1] / self.jobs[0].steps)
 
 
 def _posterior(job: Job, mean: Tensor, fisher: Tensor | None) -> Gaussian:

@@ -347,7 +347,8 @@ class SimulatedClients:
 
     def _received(self, client: int, belief: int, jobs: Jobs, posterior: Gaussian, momentum: Tensor) -> Gaussian | None:
         self.work.trainings += 1
-        self.work.local_steps += jobs.num_steps or self.local_steps
+        training, held = self.engine.training, len(self.clients[client].train)
+        self.work.local_steps += jobs.num_steps or training.steps_of(held)
         self.work.parameters_up += self.layout.numbers_sent(jobs.curvature)
         if not is_usable(posterior, self.layout.variances):
             self.work.rejected += 1

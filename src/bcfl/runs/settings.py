@@ -25,6 +25,10 @@ OF_TABLES = ("site", "target", "test", "categories", "drop", "person", "weight",
 CUTTING = ("partition_file", "clients_per_group", "share_floor", "min_examples", "min_test_examples")
 # Settings younger than published runs, and what they are when off: then they are left out of what is written down, so
 # that older runs keep their names and can be resumed.
+YOUNGER_TRAINING = {
+    key: getattr(Training, key)
+    for key in ("optimizer", "weight_decay", "clip", "schedule", "decay", "local", "local_epochs")
+}
 YOUNGER: dict[tuple[str, str], Any] = {
     **{("data", key): None for key in OF_TABLES},
     ("data", "drift_round"): None,
@@ -34,6 +38,7 @@ YOUNGER: dict[tuple[str, str], Any] = {
     ("experiment", "together"): None,
     ("experiment", "evaluate"): "all",
     ("experiment", "mixture"): False,
+    **{("training", key): off for key, off in YOUNGER_TRAINING.items()},
     ("method", "hypotheses"): "all",
     ("method", "evidence_precision"): 0.0,
     ("method", "stay"): None,
@@ -49,12 +54,10 @@ EVIDENCE_PRECISION = (
 )
 # What of [data] a factory leaves open.
 WITH_OWN_DATA = {"factory", "likelihood", "seed", "validation", "drift_round", "drift_share"}
-_EPOCHS = "training is counted in steps of one batch: training.local_steps (an epoch is examples ÷ training.batch_size)"
+_EPOCHS = "did you mean training.local_epochs, with training.local = epochs?"
 NOT_OFFERED = {  # what others call by these names, and what there is instead
     "loss": "training minimises −log p(y | x), which the likelihood of y says: data.likelihood",
     "epochs": _EPOCHS,
-    "local_epochs": _EPOCHS,
-    "optimizer": "clients train by SGD, with training.learning_rate and training.momentum",
     "lr": "did you mean training.learning_rate?",
 }
 
@@ -189,6 +192,8 @@ def written_config(values: Mapping[str, Any], compared: Sequence[str] = ()) -> C
     load_named_plugin(values)
     config = parse_config(values)
     refuse_ignored(config.data)
+    if config.training.local != "epochs" and config.training.local_epochs != Training.local_epochs:
+        raise ValueError("training.local_epochs is for training.local = epochs: give that, too, or leave it out")
     refuse_foreign(values.get("method", {}), compared or [config.method["name"]])
     return config
 

@@ -188,7 +188,7 @@ class Respondent:
                 torch.stack([belief.mean for belief in wanted.beliefs]), ask, round_index
             )
             chosen, choice = [chosen_one], ConfigRecord({"choice": chosen_one, "scored": num_scored})
-        steps = len(chosen) * (wanted.num_steps or client.training.local_steps)
+        steps = len(chosen) * (wanted.num_steps or client.training.steps_of(len(client.train)))
         if steps > MAX_STEPS:
             raise ValueError(f"{steps} local steps are asked for, at most {MAX_STEPS} are trained")
         memory = _Momentum(state, round_index) if client.training.momentum_state == "client" else None

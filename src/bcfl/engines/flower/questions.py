@@ -13,6 +13,7 @@ from bcfl.belief.gaussian import Gaussian
 from bcfl.belief.heads import Asked, Heads
 from bcfl.client.client import among, draw_model, is_usable, wanted_models
 from bcfl.client.head import Answer, examples_seen
+from bcfl.client.trainer import Training
 from bcfl.engines.flower.answers import Trained, read_choice, read_posteriors, read_scores
 from bcfl.engines.flower.exchange import Ask, ordered
 from bcfl.engines.flower.roster import Roster
@@ -26,9 +27,10 @@ log = logging.getLogger("bcfl")
 class FlowerClients:
     """The federation in one round; a client that does not answer a score leaves `present`, the tensor, in place."""
 
-    def __init__(self, roster: Roster, factory: ModelFactory, local_steps: int, seed: int, round_index: int):
+    def __init__(self, roster: Roster, factory: ModelFactory, training: Training, seed: int, round_index: int):
         self.roster, self.exchange, self.factory = roster, roster.exchange, factory
-        self.round, self.seed, self.local_steps = round_index, seed, local_steps
+        self.round, self.seed, self.training = round_index, seed, training
+        self.local_steps = training.local_steps
         clients = range(roster.num_clients)
         sizes = [roster.sizes_in(client, round_index).num_train for client in clients]
         self.num_examples = torch.tensor(sizes, dtype=torch.float64)  # 0: not met yet
@@ -199,7 +201,7 @@ class FlowerClients:
             self.work.parameters_down += self.layout.numbers_sent(jobs.curvature) + start
             answer = next(ready)
             if answer is not None:
-                self._count_trained(jobs.curvature, jobs.num_steps)
+                self._count_trained(client, jobs.curvature, jobs.num_steps)
             yield None if answer is None else answer[0]
         self.exchange.require(len(answered), len(jobs_of), FIT, self.round)
 
@@ -252,7 +254,7 @@ class FlowerClients:
                 choice, num_scored = answer[0]
                 in_full = len(models) * self._num_scored(client, max_examples)
                 self.work.count_scored(num_scored, in_full if racing else None)
-                self._count_trained(curvature, None)
+                self._count_trained(client, curvature, None)
                 self.work.scalars_up += 1
                 yield choice
         self.exchange.require(num_answers, len(clients), FIT, self.round)
@@ -298,9 +300,9 @@ class FlowerClients:
         num_examples = int(num_held_out(there, held_out) or there)
         return min(num_examples, max_examples or num_examples)
 
-    def _count_trained(self, curvature: bool, num_steps: int | None) -> None:
+    def _count_trained(self, client: int, curvature: bool, num_steps: int | None) -> None:
         self.work.trainings += 1
-        self.work.local_steps += num_steps or self.local_steps
+        self.work.local_steps += num_steps or self.training.steps_of(int(self.num_examples[client]))
         self.work.parameters_up += self.layout.numbers_sent(curvature)
 
 

@@ -54,7 +54,7 @@ class FlowerEngine:
 
     def begin(self, round_index: int) -> FlowerClients:
         self.roster.meet(round_index, everybody=False)
-        return FlowerClients(self.roster, self.factory, self.training.local_steps, self.seed, round_index)
+        return FlowerClients(self.roster, self.factory, self.training, self.seed, round_index)
 
     def evaluate(
         self, models: Tensor, mixtures: Sequence[Mixture], round_index: int = 0, who: Tensor | None = None
