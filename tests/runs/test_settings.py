@@ -428,7 +428,7 @@ OTHER = {
         drift_share=0.5,
     ),
     "model": ModelConfig(name="cifar_cnn", factory="a:b"),
-    "training": Training(0.01, 0.5, 16, 5, "fresh", "exact", 64),
+    "training": Training(*(0.01, 0.5, 16, 5, "fresh", "exact", 64), *("adam", 0.1, 1.0, "cosine", 0.9, "epochs", 2)),
     "experiment": ExperimentConfig(31, 1, 2, 2, 0.5, 0.1, 0.1, ((1, 2),), True, 7, "present"),
 }
 CHANGES = [
