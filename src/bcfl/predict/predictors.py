@@ -44,6 +44,7 @@ from bcfl.predict.mixtures import (
     points_of,
     varied,
 )
+from bcfl.predict.nowhere import Plausibility
 from bcfl.randomness import generator
 
 SHOWN = 8  # models whose shares are printed
@@ -138,6 +139,8 @@ class Newcomer:
     nll: float  # per example, under `module`: far above the run's own, it may belong to no cluster at all
     predictor: Predictor
     component: int  # of the predictor: the likeliest model of the most likely cluster
+    fit: Plausibility | None = None  # beside the run's own clients, where these were tested
+    broad: Gaussian | None = None  # what all clusters together say
 
     def __repr__(self) -> str:
         """Where it belongs, in a line."""
@@ -163,6 +166,20 @@ class Newcomer:
     def entropy(self) -> float:
         """How unsure the association is, in nats."""
         return float(entropy(self.probability))
+
+    def belongs_nowhere(self, alpha: float = 0.05) -> bool:
+        """Whether its examples fit the best cluster so badly that clients of a known kind rarely would.
+
+        At most a share `alpha` of these are said to be strangers; too few tested clients for that are refused.
+        """
+        if self.fit is None:
+            raise ValueError("whether a newcomer belongs nowhere is told by the run's clients, and none was tested")
+        return self.fit.belongs_nowhere(alpha)
+
+    @cached_property
+    def start(self) -> nn.Module:
+        """What a newcomer that belongs nowhere may begin its own training from: the mean of all clusters' beliefs."""
+        return self.module if self.broad is None else module_of(self.predictor.factory, self.broad.mean)
 
     @cached_property
     def module(self) -> nn.Module:

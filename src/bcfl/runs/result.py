@@ -1,6 +1,6 @@
 """What a run gives back: the clusters' models, who belongs where with what probability, and how it went."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ from bcfl.data.datasets import full_name
 from bcfl.federation import RoundInfo, State, served
 from bcfl.likelihood.measures import TITLES
 from bcfl.model.flat import ModelFactory
+from bcfl.predict.conformal import Intervals, PredictionSets
+from bcfl.predict.densities import Densities, densities
 from bcfl.predict.mixtures import ClusterPrior
+from bcfl.predict.nowhere import plausibility, strangers
 from bcfl.predict.predictors import (
     Newcomer,
     Predictor,
@@ -28,6 +31,7 @@ from bcfl.predict.predictors import (
 from bcfl.predict.tables import TablePredictor
 from bcfl.runs.settings import Config
 from bcfl.runs.sites import UNKNOWN, PerSite, Sites, per_site
+from bcfl.runs.trust import broad_belief, conformal, members_of
 
 SHOWN = 12  # clusters whose sizes a result's short form tells
 SURE = 0.99  # a probability from which it counts a client as placed
@@ -162,7 +166,36 @@ class Result:
         if y is None and self.sites.form is not None and not isinstance(x, Tensor):
             x, y = self.sites.form.examples(x)
         membership = None if self.info is None else self.info.probability
-        return associate(self.state.hypotheses, self.factory, x, y, temperature, prior, membership)
+        told, members = self.state.hypotheses, members_of(self.history)
+        newcomer = associate(told, self.factory, x, y, temperature, prior, membership)
+        fit = plausibility(newcomer.nll, newcomer.num_examples, members[:, 1:]) if len(members) else None
+        return replace(newcomer, fit=fit, broad=broad_belief(told))
+
+    def strangers(self, alpha: float = 0.05) -> list[int]:
+        """The run's clients that belong nowhere, by how badly their test rows fit beside those of all others."""
+        return strangers(members_of(self.history), alpha)
+
+    def by_inputs(self, sums: Tensor) -> Densities:
+        """What places newcomers that have no labels, from what each client tells of its inputs: (client, number).
+
+        A client tells `bcfl.predict.densities.input_sums` of its inputs, or of features that mean the same everywhere.
+        """
+        if len(sums) != len(self.assignment):
+            raise ValueError(
+                f"sums must be one row for each of {len(self.assignment)} clients, got {tuple(sums.shape)}"
+            )
+        return densities(sums, torch.as_tensor(self.probability))
+
+    def conformal(
+        self, client: int | str, x: Any, alpha: float = 0.1, *, calibration: tuple[Any, Any]
+    ) -> PredictionSets | Intervals:
+        """Sets of classes, or intervals, that hold the truth of a new row of this client with probability 1 − alpha.
+
+        `calibration` is (x, y) of rows of the same client that had no part in training or in its membership, such as
+        `bcfl.predict.conformal.keep_aside` keeps. See there for what is promised, and of how many rows.
+        """
+        known, y = calibration
+        return conformal(self.mixture(client), self._inputs(x), alpha, (self._inputs(known), y))
 
     def predict(self, client: int | str, x: Any) -> Tensor:
         """The point predictions of a client's mixture: the mean of y, or the likeliest class."""  # (example, ...)
