@@ -47,7 +47,12 @@ class Attack:
     num_bodies: int = 200
     body_bytes: int = 31 * 2**20
     insists: bool = False
-    seconds: float = 20.0
+    seconds: float = 20.0  # at least; and until every connection has been tried
+    most_seconds: float = 300.0
+
+    @property
+    def connections(self) -> int:
+        return self.num_headers + self.num_bodies
 
 
 class Link(BaseHTTPRequestHandler):
@@ -133,9 +138,9 @@ def wait_until_served(gate: Guarded, host: str, seconds: float = 60) -> float:
 async def _besiege(port: int, attack: Attack, held: Any) -> None:
     trust = ssl.create_default_context()
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
-    end = time.monotonic() + attack.seconds
+    tried = set[int]()
 
-    async def intrude(body_bytes: int) -> None:
+    async def intrude(number: int, body_bytes: int) -> None:
         while True:
             with contextlib.suppress(OSError, TimeoutError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust, ssl_handshake_timeout=30)
@@ -146,16 +151,22 @@ async def _besiege(port: int, attack: Attack, held: Any) -> None:
                     for _ in range(body_bytes // 2**20 - 1):  # the last megabyte never comes
                         writer.write(bytes(2**20))
                         await writer.drain()
-                    held.value += 1
+                    held.value += number not in tried
+                    tried.add(number)
                     await reader.read()
+            tried.add(number)
             if not attack.insists:
                 return
             await asyncio.sleep(0.5)
 
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # that who is thrown out cannot write any more
-    tasks = [asyncio.create_task(intrude(0)) for _ in range(attack.num_headers)]
-    tasks += [asyncio.create_task(intrude(attack.body_bytes)) for _ in range(attack.num_bodies)]
-    await asyncio.sleep(max(0.0, end - time.monotonic()))
+    sizes = [0] * attack.num_headers + [attack.body_bytes] * attack.num_bodies
+    tasks = [asyncio.create_task(intrude(*one)) for one in enumerate(sizes)]
+    await asyncio.sleep(attack.seconds)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(attack.most_seconds - attack.seconds):
+            while len(tried) < attack.connections:
+                await asyncio.sleep(0.1)
     for task in tasks:
         task.cancel()
 
@@ -166,8 +177,8 @@ def besiege(port: int, attack: Attack, held: Any) -> None:
     asyncio.run(_besiege(port, attack, held))
 
 
-def under(attack: Attack, gate: Guarded) -> tuple[dict[str, float], int]:
-    """The longest time that a node waited from each address while the attack went on, and how memory grew at most."""
+def under(attack: Attack, gate: Guarded) -> tuple[dict[str, float], int, str]:
+    """The longest time that a node waited from each address meanwhile, how memory grew at most, and what was done."""
     spawn = multiprocessing.get_context("spawn")
     before, held = gate.memory(), spawn.Value("i", 0)
     attacker = spawn.Process(target=besiege, args=(gate.site.gate_port, attack, held), daemon=True)
@@ -177,18 +188,18 @@ def under(attack: Attack, gate: Guarded) -> tuple[dict[str, float], int]:
         for name, host in ADDRESSES.items():
             longest[name] = max(longest[name], wait_until_served(gate, host))
         time.sleep(0.2)
-    print(f"{held.value} of {attack.num_headers + attack.num_bodies} connections had sent all that they wanted to")
-    return longest, gate.memory(peak=True) - before
+    done = f"{held.value} of {attack.connections} connections sent all that they wanted to"
+    return longest, gate.memory(peak=True) - before, done
 
 
 def rows() -> list[Row]:
     found = []
     for insists, what in ((False, "held open"), (True, "opened again when thrown out")):
         with tempfile.TemporaryDirectory() as folder, guarded(Path(folder, "federation")) as gate:
-            seconds, growth = under(Attack(insists=insists), gate)
+            seconds, growth, done = under(Attack(insists=insists), gate)
         for name, longest in seconds.items():
-            found.append(row(f"{what}: a node from {name} waits", longest, 5, "seconds"))
-        found.append(row(f"{what}: memory grows by", growth / 1e6, 100, "MB"))
+            found.append(row(f"{what}: a node from {name} waits", longest, 5, "seconds", done))
+        found.append(row(f"{what}: memory grows by", growth / 1e6, 100, "MB", done))
     return found
 
 

@@ -3,6 +3,7 @@
 import datetime
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +309,31 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / "patients.parquet").write_text("no parquet")
     with pytest.raises(ValueError, match=r"patients\.parquet cannot be read: "):
         columns_of(tmp_path / "patients.parquet")
+
+
+@pytest.mark.parametrize("huge", [1e200, 1e300])
+def test_numbers_that_single_precision_cannot_hold_never_become_inputs(huge: float) -> None:
+    frame = {"site": ["a", "b"] * 8, "x": [1.0, 2.0] * 8, "z": [*[1.0, 2.0] * 7, 1.0, huge], "y": ["no", "yes"] * 8}
+    made = table(frame, site="site", target="y")
+    assert all(bool(torch.isfinite(one["x"]).all()) for one in made.values())
+    known = table({**frame, "z": [1.0, 2.0] * 8}, site="site", target="y")
+    with pytest.raises(ValueError, match="column 'z' holds a number beyond what single precision can hold"):
+        known.form.inputs(frame)
+
+
+def test_a_changed_form_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    frame = {"site": ["a", "b"] * 8, "x": [1.0, 2.0] * 8, "y": ["no", "yes"] * 8}
+    kept = table(frame, site="site", target="y").form.as_dict()
+    changes: list[tuple[str, Any]] = [
+        ("mean", "<b>"),
+        ("deviation", 0),
+        ("deviation", -1.0),
+        ("mean", 1e300),
+        ("name", []),
+    ]
+    for key, wrong in changes:
+        path.write_text(json.dumps({**kept, "features": [{**kept["features"][0], key: wrong}]}))
+        with pytest.raises(ValueError, match=re.escape(str(path))) as refused:
+            Form.read(path)
+        assert str(refused.value).isprintable()

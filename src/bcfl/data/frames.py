@@ -14,6 +14,8 @@ Array = npt.NDArray[Any]
 READERS = {".csv": "read_csv", ".parquet": "read_parquet"}
 LIBRARIES = ("pandas", "polars", "pyarrow")  # which of them reads a file: the first that is there
 DATE = re.compile(r"\d{4}-\d\d-\d\d($|[T ]\d\d:)")  # as files write them
+MOST_LETTERS = 200  # of a column's name
+MOST_TOLD = 300  # characters of what a library says
 TABLES = "pip install 'bcfl[tables]'"
 
 
@@ -55,6 +57,10 @@ def columns_of(frame: Any, what: str = "data") -> Columns:
         found = dict(_of_frame(frame, what))
     if not found:
         raise ValueError(f"{what}: has no columns")
+    for name in found:
+        if not name.isprintable() or len(name) > MOST_LETTERS:
+            raise ValueError(f"{what}: a column's name must be one line of at most {MOST_LETTERS} characters, got "
+                             f"{name[:MOST_LETTERS]!r}")  # fmt: skip
     first, rows = next(iter(found)), num_rows(found)
     for name, column in found.items():
         if len(column.values) != rows:
@@ -91,9 +97,14 @@ def _read(path: Path, what: str) -> Any:
         except ImportError:
             continue
         except Exception as error:  # of whichever library reads it
-            told = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"{what} {path} cannot be read: {told}") from error
+            raise ValueError(f"{what} {path} cannot be read: {told(error)}") from error
     raise ValueError(f"{what} {path}: reading it needs pandas: {TABLES}")
+
+
+def told(error: Exception) -> str:
+    """What a library says, in a line: it may quote what stands in the file."""
+    text = "".join(letter if letter.isprintable() else " " for letter in f"{type(error).__name__}: {error}")
+    return " ".join(text.split())[:MOST_TOLD]
 
 
 def _of_frame(frame: Any, what: str) -> Iterator[tuple[str, Column]]:

@@ -6,6 +6,7 @@ sites, exactly as if all rows lay in one place.
 """
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,10 @@ class NumberSums:
         there = values[~np.isnan(values)]
         if not len(there):
             return NumberSums(missing=len(values))
-        mean = float(there.mean())
-        return NumberSums(len(there), mean, float(np.square(there - mean).sum()), len(values) - len(there))
+        with np.errstate(over="ignore", invalid="ignore"):  # what is infinite is left out: see _number
+            mean = float(there.mean())
+            squares = float(np.square(there - mean).sum())
+        return NumberSums(len(there), mean, squares, len(values) - len(there))
 
     def __add__(self, other: "NumberSums") -> "NumberSums":
         """Of both together (Chan, Golub, LeVeque 1979: no difference of large numbers is taken)."""
@@ -44,7 +47,7 @@ class NumberSums:
         if not count:
             return NumberSums(missing=missing)
         apart, share = other.mean - self.mean, other.count / count
-        between = apart**2 * self.count * share
+        between = apart * apart * self.count * share
         return NumberSums(count, self.mean + apart * share, self.squares + other.squares + between, missing)
 
 
@@ -132,7 +135,7 @@ class Preparation:
 
     def apply(self, columns: Columns, what: str = "data") -> Array:
         """The inputs of these rows."""  # (row, input) float32
-        parts = [np.empty((num_rows(columns), 0))]
+        parts = [np.empty((num_rows(columns), 0), np.float32)]
         for feature in self.features:
             column = wanted(columns, feature.name, "the run was trained with", what)
             if isinstance(feature, Number) and column.values.dtype == object:
@@ -143,8 +146,14 @@ class Preparation:
             if isinstance(feature, Categories) and column.kind == "dates":
                 raise ValueError(f"{what}: column {feature.name!r} must hold categories, as it did in training, but "
                                  "holds dates")  # fmt: skip
-            parts.append(feature.apply(column))
-        return np.concatenate(parts, 1).astype(np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):
+                made = feature.apply(column).astype(np.float32)
+            if not np.isfinite(made).all():
+                raise ValueError(
+                    f"{what}: column {feature.name!r} holds a number beyond what single precision can hold"
+                )
+            parts.append(made)
+        return np.concatenate(parts, 1)
 
     def as_dict(self) -> list[dict[str, Any]]:
         """Ready for JSON."""
@@ -190,6 +199,8 @@ def _number(name: str, told: NumberSums) -> Feature | str:
     if not told.count:
         return "no training row has a value"
     deviation = (told.squares / told.count) ** 0.5
+    if not (math.isfinite(told.mean) and math.isfinite(deviation)):
+        return "its numbers are too large for a mean and a deviation"
     if deviation <= 1e-12 * abs(told.mean):
         if not told.missing:
             return "all training rows have the same value"

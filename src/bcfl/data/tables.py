@@ -6,8 +6,10 @@
 Nothing that a site could not tell as sums goes into how its rows are prepared: see `bcfl.data.preparation`.
 """
 
+import dataclasses
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from bcfl.data.frames import Array, Column, Columns, columns_of, num_rows, rows_of, wanted
-from bcfl.data.preparation import MOST_CATEGORIES, RARE, Preparation, Sums, added, agreed, sums_of
+from bcfl.data.frames import Array, Column, Columns, columns_of, num_rows, rows_of, told, wanted
+from bcfl.data.preparation import MOST_CATEGORIES, RARE, Number, Preparation, Sums, added, agreed, sums_of
 from bcfl.data.target import Target, target_of
-from bcfl.likelihood import EXTRAS
+from bcfl.likelihood import EXTRAS, parse
 from bcfl.randomness import numpy_generator
 
 TEST_SHARE = 0.25
+FARTHEST = 1e30  # deviations of a mean from 0, and of 1 from 0: beyond, inputs are no longer finite
 TESTED = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
 
 logger = logging.getLogger(__name__)
@@ -65,9 +69,21 @@ class Form:
     def read(path: str | Path) -> "Form":
         """The form that a run has kept as table.json: so that a site of a real federation prepares its rows alike."""
         try:
-            return Form.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} cannot be read as a run's table.json: {error!r}") from None
+            form = Form.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            form = TypeAdapter(Form).validate_python(dataclasses.asdict(form))  # somebody may have changed it
+            classes = parse(form.target.likelihood).family.kind == "classes"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path} cannot be read as a run's table.json: {told(error)}") from None
+        if not form.target.columns or classes != bool(form.target.classes):
+            raise ValueError(f"{path}: a target must have a column and, if it is a class, classes, and only then")
+        numbers = [feature for feature in form.preparation.features if isinstance(feature, Number)]
+        for feature in numbers:
+            mean, deviation = feature.mean, feature.deviation
+            if not (math.isfinite(mean) and 1 / FARTHEST <= deviation < math.inf and abs(mean) <= FARTHEST * deviation):
+                raise ValueError(
+                    f"{path}: column {feature.name[:100]!r} must have a finite mean and a deviation above 0"
+                )
+        return form
 
 
 @dataclass(frozen=True)

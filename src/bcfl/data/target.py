@@ -37,6 +37,9 @@ class Target:
         if self.classes:
             y = torch.from_numpy(self._numbered(found[0], site))
         else:
+            for name, column in zip(self.columns, found, strict=True):
+                if column.values.dtype == object:
+                    raise ValueError(f"site {site!r}: target {name!r} must hold numbers, but holds {column.kind}")
             y = torch.from_numpy(np.stack([column.values for column in found], 1)).float()
             y = y[:, 0] if y.shape[1] == 1 else y
         if not self.extras:
@@ -53,7 +56,7 @@ class Target:
         unknown = [text for text in texts if text not in number_of]
         if unknown:
             raise ValueError(f"site {site!r}: target {self.columns[0]!r} is {unknown[0]!r}, which no training row has; "
-                             f"the classes are {', '.join(map(str, self.classes))}")  # fmt: skip
+                             f"the classes are {', '.join(map(repr, self.classes))}")  # fmt: skip
         return np.array([number_of[text] for text in texts], np.int64)
 
     def as_dict(self) -> dict[str, Any]:
