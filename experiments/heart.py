@@ -1,6 +1,6 @@
 """The four hospitals of UCI Heart Disease by FLamby's rule: each hospital's accuracy, and their mean with its interval.
 
-    python experiments/heart.py            writes results/heart.json (half a minute)
+    python experiments/heart.py            writes results/heart/heart.json (half a minute)
 
 An interval is of the test patients' chance alone: that of a mean of four shares, each of its own hospital's patients.
 """
@@ -24,7 +24,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "BCFL-MH-3, 2 clusters": ("bcfl-mh-3", {"num_clusters": 2}),
     "BCFL-soft, 2 clusters": ("bcfl-soft", {"num_clusters": 2}),
 }
-OUT = Path(__file__).parent.parent / "results" / "heart.json"
+OUT = Path(__file__).parent.parent / "results" / "heart" / "heart.json"
 
 
 def main() -> None:
