@@ -16,6 +16,7 @@ _HOME = {
     # data
     "lazy": "bcfl.data.lazy",
     "rows": "bcfl.data.lazy",
+    "from_datasets": "bcfl.data.hub",
     "table": "bcfl.data.tables",
     "Table": "bcfl.data.tables",
 }
