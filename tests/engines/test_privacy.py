@@ -97,6 +97,23 @@ def test_scores_are_clipped_per_example_and_never_above_zero() -> None:
     assert float(noisy.std()) > 1
 
 
+def test_scores_of_densities_are_clipped_on_both_sides_with_noise_for_that() -> None:
+    given = torch.tensor([-300.0, 30.0, 90.0], dtype=torch.float64)
+    scores = Privacy(noise=ALMOST_NONE, score_clip=5.0).scores(given, 10, discrete=False)
+    assert torch.allclose(scores, torch.tensor([-50.0, 30.0, 50.0], dtype=torch.float64), atol=1e-4)
+    one = torch.zeros(1, dtype=torch.float64)
+    drawn = {kind: torch.cat([Privacy(noise=1.0, score_clip=5.0).scores(one - 1e9, 1, kind) for _ in range(2000)])
+             for kind in (True, False)}  # fmt: skip
+    assert float(drawn[False].std()) == pytest.approx(5.0, rel=0.1)  # half of the interval's length
+    assert float(drawn[True].std()) < 3
+
+
+def test_a_score_that_is_no_number_counts_as_the_lowest() -> None:
+    given = torch.tensor([math.nan, -math.inf, -10.0], dtype=torch.float64)
+    scores = Privacy(noise=ALMOST_NONE, score_clip=5.0).scores(given, 10)
+    assert torch.allclose(scores, torch.tensor([-50.0, -50.0, -10.0], dtype=torch.float64), atol=1e-4)
+
+
 def test_shares_stay_shares() -> None:
     for _ in range(20):
         shares = Privacy(noise=2.0).shares(torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64))

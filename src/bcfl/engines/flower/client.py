@@ -120,7 +120,9 @@ class Respondent:
             return self._share(values, round_index, first, total, state)
         num_examples = len(client.scored(held_out))
         scores = total_log_likelihood(values, num_examples)
-        return self._scores(scores if self.protection is None else self.protection.privacy.scores(scores, num_examples))
+        if self.protection is not None:
+            scores = self.protection.privacy.scores(scores, num_examples, self.model.likelihood.discrete)
+        return self._scores(scores)
 
     def _last_layer(self, content: RecordDict, ask: Mapping[str, Any], client: LocalClient) -> RecordDict:
         """What the client's data say of its last layer."""
@@ -255,7 +257,7 @@ class Respondent:
             return best(SharedModels.of(means), scoring, racing, [client], network)[0]
         # A choice by blurred scores needs all of them in full, racing or not.
         (found,) = scores(scoring, total_log_likelihood, [(client, means)], network)
-        blurred = self.protection.privacy.scores(found, len(client.train))
+        blurred = self.protection.privacy.scores(found, len(client.train), self.model.likelihood.discrete)
         return int(blurred.argmax()), len(means) * client.num_scored(bound)
 
     def evaluate(self, content: RecordDict) -> RecordDict:

@@ -54,12 +54,17 @@ class Privacy:
         if self.delta >= 1:
             raise ValueError(f"privacy-delta must be below 1, got {self.delta}")
 
-    def scores(self, scores: Tensor, num_examples: int) -> Tensor:
-        """Log-likelihoods whose means per example are clipped, then blurred; one release for all models together."""
-        mean = (scores / num_examples).clamp(-self.score_clip, 0)  # (model,)
-        # Each mean lies in an interval of length score_clip: about its middle the norm is at most this.
-        bound = self.score_clip / 2 * math.sqrt(len(mean))
-        return (self._blur(mean, bound).clamp(max=0)) * num_examples
+    def scores(self, scores: Tensor, num_examples: int, discrete: bool = True) -> Tensor:
+        """Log-likelihoods whose means per example are clipped, then blurred; one release for all models together.
+
+        Of a `discrete` target none is above 0; those of densities are clipped on both sides. One that is no number
+        counts as the lowest: that a model fails on these data is told to nobody.
+        """
+        least, most = -self.score_clip, 0.0 if discrete else self.score_clip
+        mean = (scores / num_examples).nan_to_num(nan=least).clamp(least, most)  # (model,)
+        # Each mean lies in an interval of that length: about its middle the norm is at most this.
+        bound = (most - least) / 2 * math.sqrt(len(mean))
+        return self._blur(mean, bound).clamp(max=0.0 if discrete else math.inf) * num_examples
 
     def shares(self, shares: Tensor) -> Tensor:
         """Shares of examples, blurred and made shares again; one release."""
