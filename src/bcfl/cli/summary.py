@@ -39,6 +39,8 @@ def print_result(result: Result) -> None:
         console.print(_members(result))
         if result.num_hypotheses == 1 < result.state.hypotheses.num_clusters:
             console.print("sure: one hypothesis was kept, so this is 1 whatever the data say\n", style="dim")
+    if result.benefit is not None:
+        console.print(repr(result.benefit), soft_wrap=True, highlight=False)
     for line in _cost(summary["work"]):
         console.print(line)
     if result.path:

@@ -84,7 +84,7 @@ def climb(
     clients: Clients,
     models: Tensor,
     starts: Mapping[Key, Clusters],
-    priors: Mapping[Candidate, WeakPrior],
+    priors: Mapping[Key, WeakPrior],
     num_folds: int,
     exchanges: int,
 ) -> dict[Key, Stand]:
@@ -97,13 +97,13 @@ def climb(
     going = dict(starts)
     for _ in range(exchanges):
         for key, (who, given) in expand(clients, models, going, num_folds).items():
-            here = fit(given, going[key], priors[key[0]], spread=key[0].spread, max_steps=0)
+            here = fit(given, going[key], priors[key], spread=key[0].spread, max_steps=0)
             before = stands.get(key)
             if before is not None and before.who == who and _is_lower(here, before.fit):
                 going[key] = _between(before.fit.clusters, going[key])
                 continue
             stands[key] = Stand(who, given, here)
-            ahead = fit(given, going[key], priors[key[0]], spread=key[0].spread, max_steps=FIRST_STEPS)
+            ahead = fit(given, going[key], priors[key], spread=key[0].spread, max_steps=FIRST_STEPS)
             going[key] = ahead.clusters
             if moved(here, ahead.clusters) < (SETTLED if key[1] < 0 else SETTLED_IN_FOLD):
                 del going[key]

@@ -1,6 +1,6 @@
 """The default: clusters whose members differ, as many as held-out examples ask for, with nothing to tune."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -72,7 +72,10 @@ class Mixed:
             new = by_sums(self.plan, state, clients)
         else:
             new = by_climbing(self.plan, state, clients)
-        return new, one_story(new.hypotheses)
+        membership = new.membership
+        if membership is None or membership.shape[1] != new.hypotheses.num_clusters:
+            return new, one_story(new.hypotheses)
+        return new, replace(one_story(new.hypotheses), probability=membership[None])
 
 
 def _is_linear(clients: Clients) -> bool:

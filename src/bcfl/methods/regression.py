@@ -71,7 +71,7 @@ def by_climbing(plan: Plan, state: MixedState, clients: Clients) -> MixedState:
     if not bases:
         return state
     starts: dict[Key, Clusters] = {}
-    priors: dict[Candidate, WeakPrior] = {}
+    priors: dict[Key, WeakPrior] = {}
     for candidate in plan.candidates:
         if candidate.num_clusters > 1:
             for fold in folds:
@@ -79,7 +79,7 @@ def by_climbing(plan: Plan, state: MixedState, clients: Clients) -> MixedState:
                 starts[candidate, fold] = candidate_fit(
                     _of_one(base.given), base.fit, candidate, clients.seed, fold
                 ).clusters
-            priors[candidate] = population(bases[ONE_SPREAD, EVERYTHING].fit)
+                priors[candidate, fold] = population(base.fit)  # without the fold, which else would tell of itself
     stands = bases | (climb(clients, model, starts, priors, FOLDS_CLIMBED, EXCHANGES_IN_FOLD) if starts else {})
     layout = clients.head
     assert layout is not None
@@ -93,9 +93,9 @@ def by_climbing(plan: Plan, state: MixedState, clients: Clients) -> MixedState:
     candidate = plan.candidates[choice.chosen]
     found = None
     if candidate != ALONE:
-        prior = {candidate: priors.get(candidate, barely)}
-        begin = {(candidate, EVERYTHING): stands[candidate, EVERYTHING].fit.clusters}
-        stand = climb(clients, model, begin, prior, FOLDS_CLIMBED, EXCHANGES)[candidate, EVERYTHING]
+        key = candidate, EVERYTHING
+        begin, prior = {key: stands[key].fit.clusters}, {key: priors.get(key, barely)}
+        stand = climb(clients, model, begin, prior, FOLDS_CLIMBED, EXCHANGES)[key]
         found = Found(candidate, stand.fit, torch.tensor(stand.who))
     heard = torch.zeros_like(clients.present)
     heard[list(bases[ONE, EVERYTHING].who)] = True
@@ -116,7 +116,7 @@ def _bases(clients: Clients, model: Tensor, folds: Sequence[int]) -> tuple[dict[
         for candidate in (ONE, ONE_SPREAD):
             starts[candidate, fold] = pooled_start(given, layout.shared, spread=candidate.spread)
     barely = _barely(first[ONE, EVERYTHING][1], layout)
-    priors = {ONE: barely, ONE_SPREAD: barely}
+    priors = dict.fromkeys(starts, barely)
     return climb(clients, model, starts, priors, FOLDS_CLIMBED, EXCHANGES_IN_FOLD), barely
 
 

@@ -10,15 +10,19 @@ from torch import Tensor, nn
 from bcfl.association.hypotheses import align, co_association, entropy, marginals
 from bcfl.association.membership import co_membership, mixed
 from bcfl.belief.evidence import Temperature
+from bcfl.client.head import head_layout
 from bcfl.client.score import take_statistics
 from bcfl.data.datasets import full_name
-from bcfl.federation import RoundInfo, State, served
+from bcfl.federation import RoundInfo, State, heads_in, served
 from bcfl.likelihood.measures import TITLES
-from bcfl.model.flat import ModelFactory
+from bcfl.likelihood.real import Normal, units_in
+from bcfl.methods.mixedstate import MixedState
+from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.predict.conformal import Intervals, PredictionSets
 from bcfl.predict.densities import Densities, densities
 from bcfl.predict.mixtures import ClusterPrior
 from bcfl.predict.nowhere import plausibility, strangers
+from bcfl.predict.owned import OwnModel, own_model
 from bcfl.predict.predictors import (
     Newcomer,
     Predictor,
@@ -29,6 +33,7 @@ from bcfl.predict.predictors import (
     predictor_of,
 )
 from bcfl.predict.tables import TablePredictor
+from bcfl.runs.gains import Benefit, SpreadTable, benefit_of, spread_table
 from bcfl.runs.settings import Config
 from bcfl.runs.sites import UNKNOWN, PerSite, Sites, per_site
 from bcfl.runs.trust import broad_belief, conformal, members_of
@@ -69,6 +74,7 @@ class Result:
             f"hypotheses: {self.num_hypotheses}; clients placed with probability {SURE} or more: {sure}",
             f"at the end: {', '.join(measured) or 'not tested, as no client has test data'}",
             f"work: {work.get('trainings', 0):,} trainings, {work.get('local_steps', 0):,} steps",
+            *([] if self.benefit is None else [repr(self.benefit)]),
             *([f"left out: {work['rejected']} trainings that did not stay finite"] if work.get("rejected") else []),
             f"kept in {self.path}" if self.path else "not kept: `out` names a folder to keep a run in",
         ]
@@ -196,6 +202,36 @@ class Result:
         """
         known, y = calibration
         return conformal(self.mixture(client), self._inputs(x), alpha, (self._inputs(known), y))
+
+    def own_model(self, x: Any = None, y: Any = None) -> OwnModel:
+        """What predicts for a client by its own last layer: the clusters' priors, updated by its examples (x, y).
+
+        For one of the run's clients give its training examples, which only it has; for a newcomer the few that it has,
+        or none. Of a run on a table, x may be a frame with the target in it.
+        """
+        heads = heads_in(self.state)
+        if heads is None:
+            raise ValueError(f"in this run of {self.config.method['name']} members of a cluster share one model: "
+                             "associate says which")  # fmt: skip
+        if x is not None and y is None and self.sites.form is not None and not isinstance(x, Tensor):
+            x, y = self.sites.form.examples(x)
+        return own_model(self.factory, heads, x, y)
+
+    @property
+    def benefit(self) -> Benefit | None:
+        """What was chosen by held-out rows, how clear that was, and what each site gains; of the method bcfl only."""
+        choice = self.state.choice if isinstance(self.state, MixedState) else None
+        return None if choice is None else benefit_of(choice)
+
+    def spread_table(self) -> SpreadTable:
+        """Means, standard errors and variances between sites of all coefficients, by cluster, of a linear model."""
+        model = FlatModel(build(self.factory, 0, "result"))
+        layout, family = head_layout(model), model.likelihood.family
+        if not isinstance(self.state, MixedState) or layout is None:
+            raise ValueError("a table of the spread is there for linear models and the method bcfl")
+        scale = units_in(family)[1] if isinstance(family, Normal) else 1.0
+        inputs = None if self.sites.form is None else self.sites.form.preparation.inputs
+        return spread_table(self.state, layout, inputs, family.kind, scale)
 
     def predict(self, client: int | str, x: Any) -> Tensor:
         """The point predictions of a client's mixture: the mean of y, or the likeliest class."""  # (example, ...)
