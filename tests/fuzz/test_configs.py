@@ -20,7 +20,7 @@ from bcfl.methods import METHODS, all_options
 from bcfl.runs.fields import settings_in
 from bcfl.runs.problem import method_for
 from bcfl.runs.sections import SECTIONS
-from bcfl.runs.settings import Config, load_config, parse_config
+from bcfl.runs.settings import Config, kept_config, load_config, parse_config
 
 pytestmark = pytest.mark.fuzz
 COUNT = int(os.environ.get("BCFL_FUZZ", "200"))
@@ -146,7 +146,7 @@ def assert_kept(config: Config, given: Values) -> None:
             found = has[section].get(key)
             filled = normal(wanted) is None or (section, key, wanted) == ("model", "name", "auto")
             assert filled or normal(found) == normal(wanted) or found == wanted, (section, key, wanted, found)
-    again = parse_config(json.loads(json.dumps(config.as_dict())))
+    again = kept_config(json.loads(json.dumps(config.as_dict())))
     assert (again, again.identity()) == (config, config.identity())
 
 
