@@ -24,7 +24,7 @@ from bcfl.runs.settings import load_config
 
 NAMES = ["bcfl-g", "bcfl-c-3", "bcfl-mh-3"]
 STAGES = (1, 3, 16)  # rounds after which groups are all alike, beginning to differ, and separated
-NUM_DRAWS = 20  # of the scored examples and of the looks, for each stage
+NUM_DRAWS = 10  # of the scored examples and of the looks, for each stage
 NUM_CLIENTS, NUM_SCORED = 8, 320
 
 Digits = tuple[Simulator, dict[str, list[Hypotheses]]]
