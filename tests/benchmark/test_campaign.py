@@ -122,7 +122,7 @@ def test_who_trains_alone_on_few_rows_stops_early() -> None:
     assert early < late - 1
 
 
-@pytest.mark.parametrize("name", ["fedavg", "bcfl-g", "pooled", "mixed-model"])
+@pytest.mark.parametrize("name", ["fedavg", "bcfl-g", "bcfl", "pooled", "mixed-model"])
 def test_new_sites_are_judged_by_what_was_learned_without_them(name: str) -> None:
     data = federation(all_tasks()["sleepstudy"])
     found = record(CONTESTANTS[name], "linear", data, LITTLE, tune=False, newcomers=True)

@@ -101,11 +101,18 @@ def _answers(data: Federation, result: Result) -> list[Answer]:
 
 
 def _of_newcomer(result: Result, new: Federation, site: int) -> Answer:
-    """What the mixture of models that a new site's training rows speak for states of its held-out rows."""
-    placed = result.associate(torch.tensor(new.x[site]), torch.tensor(new.y[site])).predictor
+    """What the models that a new site's training rows speak for state of its held-out rows.
+
+    Where clients have last layers of their own, that is its own last layer's posterior; else a mixture of models.
+    """
+    x, y, x_test, y_test = (torch.tensor(part[site]) for part in (new.x, new.y, new.x_test, new.y_test))
+    if heads_in(result.state) is not None:
+        own = result.own_model(x, y)
+        point = own.predict_proba(x_test) if new.task.kind == "classes" else own.predict(x_test)
+        return Answer(own.log_prob(x_test, y_test).numpy(), point.numpy())
+    placed = result.associate(x, y).predictor
     modules = [module_of(result.factory, mean) for mean in placed.beliefs.mean]
-    parts = [*zip(placed.share.tolist(), modules, strict=True)]
-    return answer_of(parts, torch.tensor(new.x_test[site]), torch.tensor(new.y_test[site]))
+    return answer_of([*zip(placed.share.tolist(), modules, strict=True)], x_test, y_test)
 
 
 def _trained(
