@@ -11,7 +11,7 @@ USABLE := $(VENV)/.usable
 CHECKED := $(VENV)/.checked
 
 .DEFAULT_GOAL := help
-.PHONY: help run ray test lint types fast fuzz bench docs clean
+.PHONY: help run ray test lint types fast fuzz bench peers docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,8 +52,16 @@ lint: $(CHECKED) ## ruff: style and format
 types: $(CHECKED) ## mypy, strict on all but the tests
 	$(BIN)/mypy
 
-bench: $(CHECKED) ## the speed and memory figures, as ratios measured in one run; writes benchmarks/results.json
-	$(BIN)/python benchmarks/suite.py
+bench: $(CHECKED) ## the speed and memory figures, as ratios measured in one run; ONLY=core, rounds, footprint, peers or million
+	$(BIN)/python benchmarks/suite.py $(if $(ONLY),--only $(ONLY))
+
+# Frameworks that others train federations with, in an environment of their own: they want other versions than we do.
+peers: .peers/.ready ## install what `make bench ONLY=peers` compares with: JAX, fedjax and Flower (1 GB)
+
+.peers/.ready: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv .peers
+	.peers/bin/python -m pip install --quiet --constraint constraints.txt --requirement $<
+	@touch $@
 
 docs: $(CHECKED) ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

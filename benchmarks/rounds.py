@@ -27,9 +27,14 @@ RACING = 0.01  # the probability that racing may keep something else than full s
 JOB_SCORING = 32  # scoring examples where trainings are compared: scores say which there are, and take no part
 
 
+def say(what: str) -> None:
+    print(f"  {what} …", flush=True)
+
+
 def rows() -> list[Row]:
     # Nets and methods are visited twice, far apart: the machine may be busy elsewhere for longer than a visit takes.
     early_nets, early_methods = _visit_all()
+    say("racing, many clients, growth")
     others = [*saved_scoring(), *many_clients(TINY), *scaling(TINY)]
     late_nets, late_methods = _visit_all()
     figures = []
@@ -40,7 +45,11 @@ def rows() -> list[Row]:
 
 def _visit_all() -> "tuple[list[Visit], MethodsVisit]":
     # Each in a process of its own, as in a run: the allocator is set up once, for the model that is trained.
-    nets = [in_own_process(visit, net, REPEATS[net.name]) for net in NETS]
+    nets = []
+    for net in NETS:
+        say(f"FedAvg with the {net.name}")
+        nets.append(in_own_process(visit, net, REPEATS[net.name]))
+    say("BCFL beside FedAvg")
     return nets, in_own_process(visit_methods, NETS[0])
 
 

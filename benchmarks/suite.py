@@ -1,8 +1,11 @@
 """All figures in one run: a table beside the last committed one, benchmarks/results.json and the page's tables."""
 
+import argparse
 import json
 import platform
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,27 @@ RESULTS = ROOT / "benchmarks/results.json"
 PAGE = ROOT / "docs/benchmarks.md"
 
 
+PARTS = {"core": core.rows, "rounds": rounds.rows, "footprint": footprint.rows}
+SCRIPTS = {"peers": ["peers/race.py"], "million": ["million.py", "bcfl-g"]}  # with pages or figures of their own
+
+
 def main() -> None:
-    before = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    figures = [*core.rows(), *rounds.rows(), *footprint.rows()]
-    shares = operators.shares()
-    show(figures, before)
-    record = {"machine": machine(), "rows": figures, "shares": shares}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=[*PARTS, *SCRIPTS], help="one part; the others' figures stay as they were")
+    only = parser.parse_args().only
+    if only in SCRIPTS:
+        script, *arguments = SCRIPTS[only]
+        raise SystemExit(subprocess.run([sys.executable, ROOT / "benchmarks" / script, *arguments]).returncode)
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": [], "shares": {}}
+    figures = []
+    for name in [only] if only else PARTS:
+        print(f"measuring {name} …", flush=True)
+        figures += PARTS[name]()
+    shares = kept["shares"] if only else operators.shares()
+    show(figures, kept["rows"])
+    measured = {figure["name"] for figure in figures}
+    others = [figure for figure in kept["rows"] if only and figure["name"] not in measured]
+    record = {"machine": machine(), "rows": [*figures, *others], "shares": shares}
     RESULTS.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     PAGE.write_text(page(PAGE.read_text(), record))
 

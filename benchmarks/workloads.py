@@ -63,7 +63,7 @@ class Workload:
 
     def simulator(self, num_workers: int) -> Simulator:
         keep_freed_memory(self.factory)  # before there are data, as in a run
-        return Simulator(self.factory, self.data(), self.training, SEED, num_workers=num_workers)
+        return Simulator(self.factory, self.data(), self.training, SEED, num_workers=num_workers, together="auto")
 
 
 NETS = (

@@ -194,11 +194,11 @@ METHODS = [name.replace("-M", "-3") for name in REGISTERED] + ["bcfl-mh-3-w"]
 
 def assert_same_story(found: Result, expected: Result) -> None:
     """The same associations and work in every round, and models that differ by rounding."""
-    assert torch.equal(found.state.assignment, expected.state.assignment)
-    assert torch.equal(found.state.model_of, expected.state.model_of)
-    assert torch.allclose(found.state.log_weight, expected.state.log_weight, atol=1e-4)
-    assert far(found.state.models.mean, expected.state.models.mean) < 1e-3
-    assert far(found.state.models.precision, expected.state.models.precision) < 1e-3
+    assert torch.equal(found.state.hypotheses.assignment, expected.state.hypotheses.assignment)
+    assert torch.equal(found.state.hypotheses.model_of, expected.state.hypotheses.model_of)
+    assert torch.allclose(found.state.hypotheses.log_weight, expected.state.hypotheses.log_weight, atol=1e-4)
+    assert far(found.state.hypotheses.models.mean, expected.state.hypotheses.models.mean) < 1e-3
+    assert far(found.state.hypotheses.models.precision, expected.state.hypotheses.models.precision) < 1e-3
     for own, other in zip(found.history, expected.history, strict=True):
         assert own["work"] == other["work"]
         assert own.get("changes") == other.get("changes")

@@ -66,6 +66,8 @@ def distinct(values: Tensor) -> Tensor:
 
 def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same stretch of each of them: what is made of it on the way stays in the cache."""
+    if vectors[0].shape[-1] <= BLOCK:
+        return iter((vectors,))
     return zip(*(vector.split(BLOCK, -1) for vector in vectors), strict=True)
 
 
@@ -80,6 +82,11 @@ def _known(mean: Tensor, precision: Tensor) -> Gaussian:
 def flat(mean: Tensor) -> Gaussian:
     """A belief that knows nothing (precision 0), centred on `mean`."""
     return Gaussian(mean, mean.new_zeros(()).expand_as(mean))  # one zero stands for all: no vector to be looked through
+
+
+def even(mean: Tensor, precision: float) -> Gaussian:
+    """A belief with this precision, which is ≥ 0, in every coordinate."""
+    return _known(mean, mean.new_full((), precision).expand_as(mean))
 
 
 def stack(beliefs: Sequence[Gaussian]) -> Gaussian:

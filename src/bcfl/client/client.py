@@ -150,7 +150,7 @@ class LocalClient:
         return self._part(held_out, held=True)
 
     def _num_held_out(self, held_out: float) -> int:
-        return int(num_held_out(torch.tensor(len(self.train), dtype=torch.float64), held_out))
+        return 0 if not held_out else int(num_held_out(torch.tensor(len(self.train), dtype=torch.float64), held_out))
 
     def _part(self, held_out: float, held: bool) -> Examples:
         """The examples held out, or those left for training; who is which is the same in every round and engine.

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bcfl.belief.gaussian import Gaussian, blocks, distinct
+from bcfl.belief.gaussian import Gaussian, blocks, distinct, even
 from bcfl.client.descent import Descent, converged, examples_of, factor_in_step, num_carried
 from bcfl.client.examples import Examples, batches
 from bcfl.client.fisher import exact_fisher
@@ -286,7 +286,7 @@ class _Steps:
 def _posterior(job: Job, mean: Tensor, fisher: Tensor | None) -> Gaussian:
     num_examples = len(job.examples)
     if fisher is None:
-        return Gaussian(mean, torch.tensor(float(num_examples)).expand(len(mean)))
+        return even(mean, float(num_examples))
     precision = torch.full_like(mean, num_examples)
     torch.add(job.prior.precision[: len(fisher)], fisher, alpha=num_examples, out=precision[: len(fisher)])
     return Gaussian(mean, precision)
