@@ -38,6 +38,7 @@ NEEDS = {
     "'ray'": "Ray, 360 MB (pip install -c constraints.txt '.[ray]')",
     "BCFL_TEST_DATA": "the published data sets (BCFL_TEST_DATA=a folder with their .npz files)",
     "'datasets'": "the datasets library (pip install '.[data]')",
+    "peft": "peft and transformers (pip install peft transformers)",
     "could not import": "packages that `make test` installs",
     "namespace": "the right to make a network namespace",
     "mounting": "the right to mount a file system",

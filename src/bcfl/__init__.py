@@ -13,6 +13,8 @@ _HOME = {
     "train": "bcfl.api",
     "load": "bcfl.api",
     "Result": "bcfl.runs.result",
+    # models
+    "adapters": "bcfl.model.adapters",
     # data
     "lazy": "bcfl.data.lazy",
     "rows": "bcfl.data.lazy",
