@@ -11,11 +11,13 @@ from bcfl.data.datasets import Dataset
 
 @pytest.fixture(autouse=True)
 def nothing_but_what_a_test_makes(monkeypatch, tmp_path):
-    """An empty cache, no system package and no `datasets` library, whatever the machine has."""
+    """An empty cache, no system package and no `datasets` library (which is returned), whatever the machine has."""
+    hidden = sys.modules.get("datasets")
     monkeypatch.setenv("BCFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "datasets", None)
     fashion = replace(sources.SOURCES["fashion_mnist"], package=tmp_path / "package")
     monkeypatch.setitem(sources.SOURCES, "fashion_mnist", fashion)
+    return hidden
 
 
 @pytest.fixture(scope="session")

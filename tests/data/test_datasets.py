@@ -111,7 +111,7 @@ def test_optdigits_are_the_test_images_of_digits():
         ),
         ("digits_five", {"path": __file__, "domains": ["mnist", "usps"]}, "give their directory"),
         ("fashon_mnist", {}, "unknown data set 'fashon_mnist'; .*did you mean 'fashion_mnist'"),
-        ("zzz", {}, "there are digits, .*digits_five$"),
+        ("zzz", {}, "there are digits, .*digits_five, heart, table$"),
         ("digits", {"rotation": 90}, "'digits' has no option 'rotation'; its options: rotations"),
         ("cifar10", {"seed": 1}, "'cifar10' has no option 'seed'; its options: none"),
     ],

@@ -278,8 +278,12 @@ def test_processes_that_download_at_once_leave_one_whole_file_in_the_cache(monke
     assert_same(find("mnistm"), arrays)
 
 
-def test_the_real_datasets_library_reads_a_local_copy(monkeypatch, small_images, tmp_path):
+def test_the_real_datasets_library_reads_a_local_copy(
+    monkeypatch, small_images, tmp_path, nothing_but_what_a_test_makes
+):
     monkeypatch.delitem(sys.modules, "datasets")
+    if nothing_but_what_a_test_makes is not None:  # a second import would find only parts of it
+        monkeypatch.setitem(sys.modules, "datasets", nothing_but_what_a_test_makes)
     hub = pytest.importorskip("datasets")
     images = pytest.importorskip("PIL.Image")
     monkeypatch.setattr(hub.config, "HF_DATASETS_CACHE", tmp_path / "hub-cache")
