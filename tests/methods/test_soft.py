@@ -10,6 +10,7 @@ from federation_fixtures import ConjugateClients, client_data, linear, one_round
 from torch import Tensor
 
 from bcfl.association.conceptual import ConjugateClient
+from bcfl.belief.evidence import TEMPERATURES, learned_temperature
 from bcfl.belief.gaussian import Gaussian
 from bcfl.client.trainer import Training
 from bcfl.data.arrays import from_arrays
@@ -62,7 +63,7 @@ def test_a_soft_round_is_a_step_of_em() -> None:
 def test_without_oneself_every_round_counts_the_data_once() -> None:
     """Beliefs stay prior times data, however many rounds; and a client is scored under what all others say."""
     clients, starts = world(6)
-    method = SoftBCFL(2, prior_precision=0.7, without_oneself=True, **EXACT)
+    method = SoftBCFL(2, prior_precision=0.7, without_oneself=True, shares="learn", **EXACT)
     state = method.init(federation(clients, starts))
     assert torch.equal(state.hypotheses.models.mean[0], state.hypotheses.models.mean[1])
     for index in range(1, 9):
@@ -77,7 +78,7 @@ def test_without_oneself_every_round_counts_the_data_once() -> None:
         mean = (0.7 * starts[0] + (information * estimates).sum(0)) / precision
         assert torch.allclose(state.hypotheses.models.mean[k], mean, atol=1e-9)
     prior = Gaussian(starts[0], torch.full_like(starts[0], 0.7))
-    log_share = ((before.membership.sum(0) + 1) / (6 + 2)).log()
+    log_share = ((before.membership.sum(0) + 1) / (6 + 2)).log()  # by the clusters' sizes
     expected = torch.empty(6, 2, dtype=torch.float64)
     for j, own in enumerate(clients):
         for k in range(2):
@@ -192,3 +193,30 @@ def test_soft_work_counts_every_training() -> None:
     assert clients.work.trainings == int((after.membership >= NEGLIGIBLE).sum())
     assert clients.work.local_steps == 3 * clients.work.trainings
     assert clients.work.scalars_up == 6 * 2
+
+
+def test_the_temperature_that_is_learned_is_the_one_that_foretells_what_is_held_back() -> None:
+    """Where scores of what was trained on are far too sure, it is high; where they are right, it is 1."""
+    draws = generator(0, "temperature")
+    truth = torch.randint(2, (400,), generator=draws)
+    gap = (
+        torch.randn(400, generator=draws, dtype=torch.float64) + 1
+    )  # log odds for the right cluster: calibrated, 1 and √2
+    signed = torch.where(truth == 0, 1.0, -1.0) * gap * 2
+    honest = torch.stack([signed / 2, -signed / 2], 1)
+    held = torch.nn.functional.one_hot(truth, 2) * 50.0
+    nothing = torch.zeros(2, dtype=torch.float64)
+    assert learned_temperature(honest, held, nothing) == 1
+    assert learned_temperature(64 * honest, held, nothing) == 64
+
+
+@pytest.mark.parametrize("options", [{}, {"without_oneself": True, "prior_precision": 0.5}])
+def test_a_learned_temperature_is_told_and_nothing_held_out_is_trained_on(options: dict[str, Any]) -> None:
+    method = SoftBCFL(2, temperature="learn", **options)
+    with simulator(from_arrays(client_data()), linear) as engine:
+        before = run(method, engine, 2)
+        after, info, clients = one_round(method, engine, before)
+    assert after.temperature in TEMPERATURES
+    assert info.events == ({"kind": "temperature", "temperature": after.temperature},)
+    assert clients.work.scalars_up == 2 * 6 * 2  # of what is trained on and what is not
+    assert clients.work.parameters_down > 0

@@ -15,6 +15,7 @@ from bcfl.belief.gaussian import Gaussian, sample, sigma_points
 
 PointKind = Literal["random", "sigma"]
 POINT_KINDS: tuple[str, ...] = get_args(PointKind)
+TEMPERATURES = tuple(2.0**power for power in range(11))  # among which one is learned
 Temperature = float | Literal["per_example", "none"]
 
 
@@ -44,6 +45,21 @@ def temper_scores(log_likelihood: Tensor, num_examples: Tensor, temperature: Tem
     if isinstance(temperature, str) or not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature must be 'per_example', 'none' or a number > 0, got {temperature!r}")
     return log_likelihood / temperature
+
+
+def learned_temperature(kept: Tensor, held: Tensor, log_prior: Tensor) -> float:
+    """The temperature under which what a client has shown foretells best what it has held back.
+
+    `kept` and `held` (client, cluster) are log-likelihoods of the examples a client trains on and of those it does not:
+    argmax_T Σ_j log Σ_k softmax_k(log π + kept_j / T) · exp(held_jk), over TEMPERATURES, the coldest of equals. A
+    client tells nothing but these sums.
+    """
+
+    def foretold(temperature: float) -> float:
+        share = (log_prior + kept.double() / temperature).log_softmax(1)
+        return float((share + held.double()).logsumexp(1).sum())
+
+    return max(TEMPERATURES, key=foretold)
 
 
 def client_evidence(log_likelihood: Tensor, log_point_weight: Tensor) -> Tensor:

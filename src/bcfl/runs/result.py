@@ -106,6 +106,12 @@ class Result:
         return len(self._stories()[1])
 
     @property
+    def temperature(self) -> float | None:
+        """The temperature that the last round learned; None where it is a setting."""
+        told = () if self.info is None or self.info.events is None else self.info.events
+        return next((float(one["temperature"]) for one in told if one.get("kind") == "temperature"), None)
+
+    @property
     def co_association(self) -> Tensor:
         """How likely any two clients share a cluster; one that never took part may be in any of them."""
         if self.info is not None and self.info.probability is not None:
