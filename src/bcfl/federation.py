@@ -93,7 +93,8 @@ class OwnHeads(Protocol):
 
 def heads_in(state: State) -> Heads | None:
     """The priors of the clients' own last layers, where they have such."""
-    return state.heads if isinstance(state, OwnHeads) else None
+    heads = state.heads if isinstance(state, OwnHeads) else None
+    return heads if isinstance(heads, Heads) else None  # a method may call something else so
 
 
 def served(state: State) -> Serving:
