@@ -1,22 +1,26 @@
 """Draw docs/img/natural.svg from results/benchmark/, and print the lines of the README's table."""
 
+import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from bcfl.benchmark.leaderboard import Board, Cell, Row, boards
+from bcfl.benchmark.contestants import CONTESTANTS
+from bcfl.benchmark.leaderboard import Board, Cell, Record, Row, boards
 from bcfl.benchmark.ledger import kept
+from bcfl.benchmark.tasks import all_tasks
 from bcfl.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
 SHOWN = {  # colours that are told apart on white, by shade too; marks for those who do not see them
-    "bcfl": ("#0072b2", "●"), "bcfl-soft": ("#56b4e9", "○"), "bcfl-g": ("#d55e00", "▲"), "ifca": ("#e69f00", "△"),
-    "ditto": ("#cc79a7", "◆"), "local": ("#666666", "✕"),
+    "bcfl": ("#0072b2", "●"), "bcfl-soft": ("#56b4e9", "○"), "bcfl-g": ("#d55e00", "▲"), "local": ("#666666", "✕"),
+    "mixed-model": ("#009e73", "◆"),
 }  # fmt: skip
-LINES = ("bcfl", "bcfl-soft", "bcfl-g", "ifca", "ditto", "fedavg", "local", "mixed-model")
+LINES = ("bcfl", "bcfl-soft", "bcfl-g", "fedavg", "local", "mixed-model")
 BESIDE = "fedavg"
-BELOW = "nats per held-out row gained over one model for all; what lies beyond is drawn at the edge"
-WIDTH, LEFT, LINE, TOP, REACH = 760, 150, 26, 64, 0.25  # nats per row from the middle to an edge
+BELOW = "nats per held-out row gained over one model for all; what lies beyond is at the edge"
+WIDTH, LEFT, LINE, TOP = 760, 150, 26, 64
+REACH, FINE = 1.5, 0.02  # nats per row from the middle to an edge; up to FINE the scale is even, then logarithmic
 
 
 def picture(board: Board) -> str:
@@ -26,11 +30,11 @@ def picture(board: Board) -> str:
     bottom, middle = TOP + LINE * len(board.tasks), (LEFT + WIDTH - 20) / 2
     parts = [f'<rect width="{WIDTH}" height="{bottom + 40}" fill="#fff"/>']
     parts += [
-        _text(LEFT + 100 * place, 20, f"{SHOWN[name][1]} {name}", SHOWN[name][0]) for place, name in enumerate(names)
+        _text(LEFT + 115 * place, 20, f"{SHOWN[name][1]} {name}", SHOWN[name][0]) for place, name in enumerate(names)
     ]
     parts += [
-        _text(_at(gain), TOP - 14, f"{gain:+.1f}" if gain else f"as {BESIDE}", "#444", "middle")
-        for gain in (-0.2, -0.1, 0, 0.1, 0.2)
+        _text(_at(gain), TOP - 14, f"{gain:+g}" if gain else BESIDE, "#444", "middle")
+        for gain in (-1, -0.3, -0.1, -0.02, 0, 0.02, 0.1, 0.3, 1)
     ]
     parts.append(f'<line x1="{middle}" x2="{middle}" y1="{TOP - 6}" y2="{bottom}" stroke="#999"/>')
     for place, task in enumerate(board.tasks):
@@ -42,7 +46,7 @@ def picture(board: Board) -> str:
             gain = _gain(rows[name].cells[place], rows[BESIDE].cells[place])
             if gain is not None:
                 parts.append(_text(_at(gain), y + 5, SHOWN[name][1], SHOWN[name][0], "middle", 15))
-    parts.append(_text(LEFT, bottom + 24, f"{BELOW}; * planted", "#444"))
+    parts.append(_text(WIDTH - 20, bottom + 24, f"{BELOW}; * planted", "#444", "end"))
     box = f'viewBox="0 0 {WIDTH} {bottom + 40}" font-family="sans-serif"'
     title = "<title>Gain over FedAvg on every task</title>"
     return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {box}>{title}{"".join(parts)}</svg>\n'
@@ -54,7 +58,8 @@ def _gain(cell: Cell | None, beside: Cell | None) -> float | None:
 
 def _at(gain: float) -> float:
     middle = (LEFT + WIDTH - 20) / 2
-    return middle + (WIDTH - 20 - LEFT) / 2 * max(-1, min(1, gain / REACH))
+    share = math.copysign(math.log1p(abs(gain) / FINE) / math.log1p(REACH / FINE), gain)
+    return middle + (WIDTH - 20 - LEFT) / 2 * max(-1, min(1, share))
 
 
 def _text(x: float, y: float, text: str, colour: str, anchor: str = "start", size: int = 13) -> str:
@@ -63,23 +68,33 @@ def _text(x: float, y: float, text: str, colour: str, anchor: str = "start", siz
 
 
 def line(row: Row) -> str:
-    """A row of the README's table."""
-    cells = [cell for cell in row.cells if cell is not None]
-    gains = [cell.gains for cell in cells if cell.gains is not None]
+    """A row of the README's table: mean rank, how the default stands to it, how many sites gain over being alone."""
+    gains = [cell.gains for cell in row.cells if cell is not None and cell.gains is not None]
     share = f"{sum(gains) / len(gains):.0%}" if gains else ""
     rank = "" if row.rank is None else f"{row.rank:.1f}"
-    verdicts = " · ".join(str(row.verdicts(verdict)) for verdict in ("better", "worse", "open"))
-    return f"| `{row.contestant}` | {rank} | {verdicts} | {share} |"
+    turned = " · ".join(str(row.verdicts(verdict)) for verdict in ("worse", "better", "open"))
+    return f"| `{row.contestant}` | {rank} | {'' if row.contestant == LINES[0] else turned} | {share} |"
 
 
-def main(found: Sequence[Board]) -> None:
-    board = next(board for board in found if (board.model, board.tuned) == ("linear", False))
+def complete(records: Sequence[Record]) -> list[Record]:
+    """The records with a linear model, untuned, of tasks that all of the table's contestants have done."""
+    plain = [one for one in records if one["model"] == "linear" and not one["tuned"] and not one["newcomers"]]
+    done: dict[str, set[str]] = {}
+    for one in plain:
+        done.setdefault(one["task"], set()).add(one["contestant"])
+    wanted = {
+        name: {one for one in LINES if CONTESTANTS[one].takes(task, "linear")} for name, task in all_tasks().items()
+    }
+    return [one for one in plain if one["contestant"] in LINES and wanted[one["task"]] <= done[one["task"]]]
+
+
+def main(records: Sequence[Record]) -> None:
+    (board,) = boards(complete(records))
     write_atomically(ROOT / "docs" / "img" / "natural.svg", picture(board).encode())
-    rows = {row.contestant: row for row in board.rows}
-    for name in LINES:
-        if name in rows:
-            print(line(rows[name]))
+    print(f"{len(board.tasks)} tasks, ranks over {board.ranked_tasks} natural ones: {', '.join(board.tasks)}")
+    for row in board.rows:
+        print(line(row))
 
 
 if __name__ == "__main__":
-    main(boards(kept(ROOT / "results" / "benchmark").values()))
+    main(list(kept(ROOT / "results" / "benchmark").values()))
