@@ -1,5 +1,6 @@
 """Each family against closed forms, torch.distributions, scipy, statsmodels or lifelines."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -301,3 +302,24 @@ def test_y_says_what_it_is_only_where_there_is_no_doubt() -> None:
     for doubtful in (torch.tensor([0.0, 2.0]), torch.ones(3, 2), torch.zeros(3, 2, dtype=torch.int64)):
         with pytest.raises(ValueError, match="say which by likelihood="):
             likelihood.choose(doubtful)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("normal(values=a b)", "values must be of int"),
+        ("normal(values=0)", "values must be from 1 to 1,000,000"),
+        ("bernoulli(labels=-1)", "labels must be from 1"),
+        ("ordinal(num_classes=nan)", "num_classes must be of int"),
+        ("weibull(unit=-5)", "unit must be above 0"),
+        ("normal(center=none)", "center must be of float | None"),
+        ("hazard(edges=1+nan)", "edges must be of tuple"),
+        ("categorical(class_weight=1+-1)", "class_weight must be above 0"),
+        ("pixels(total=3)", "total must be of bool"),
+        ("normal" * 200, "at most 500 characters"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)) as refused:
+        likelihood.parse(text)
+    assert str(refused.value).isprintable()

@@ -20,7 +20,7 @@ from bcfl.randomness import generator
 FUSING = ["fedavg", "bp-fedavg", "ifca", "wecfl", "fesem", "fedsoft", "fedprox", "ditto", "fedrep"]
 FUSING += ["bcfl-g", "bcfl-g-w", "bcfl-c-2", "bcfl-mh-2", "bcfl-auto"]
 OPTIONS = {"num_clusters": 1, "scoring_examples": 16}
-UNDEFENDED = {"local", "bcfl-soft"}  # of the methods that come along
+UNDEFENDED = {"local", "bcfl", "bcfl-soft"}  # of the methods that come along: SECURITY.md says so
 LIAR = 2
 
 

@@ -3,8 +3,9 @@
 import dataclasses
 import difflib
 import re
-from typing import Any
+from typing import Any, get_type_hints
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from bcfl.likelihood.classes import Bernoulli, Categorical, Ordinal
@@ -24,6 +25,10 @@ FAMILIES: dict[str, type[Any]] = {
 ALIASES = {"censored": "weibull"}
 CATEGORICAL = Likelihood(Categorical())
 AUTO = "auto"  # as a setting: by what y looks like
+LONGEST = 500  # characters of a setting: the edges of many spans are among them
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+COUNTS, MOST = ("values", "labels", "num_classes"), 1_000_000
+POSITIVE = ("unit", "class_weight", "edges")
 OF_ALL = ("extras", "per")
 OF_SEVERAL = ("extras", "class_weight", "levels", "edges")  # options that are rows: written a+b+c
 
@@ -42,12 +47,32 @@ def of(name: str, **options: Any) -> Likelihood:
     further = {key: options[key] for key in OF_ALL if key in options}
     if isinstance(further.get("extras"), str):
         further["extras"] = (further["extras"],)
-    family: Family = FAMILIES[name](**{key: value for key, value in options.items() if key not in OF_ALL})
+    of_family = {key: _checked(name, key, value) for key, value in options.items() if key not in OF_ALL}
+    family: Family = FAMILIES[name](**of_family)
     return Likelihood(family, **further)
+
+
+def _checked(name: str, option: str, value: Any) -> Any:
+    """The option's value, of the type that its family says, and a number that its meaning allows."""
+    value = tuple(value) if isinstance(value, list) else value
+    hint = get_type_hints(FAMILIES[name])[option]
+    try:
+        found = TypeAdapter(hint, config=STRICT).validate_python(value)
+    except ValidationError:
+        wanted = getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint)
+        raise ValueError(f"likelihood {name}: {option} must be of {wanted} and finite, got {value!r}") from None
+    if option in COUNTS and found is not None and not 1 <= found <= MOST:
+        raise ValueError(f"likelihood {name}: {option} must be from 1 to {MOST:,}, got {found}")
+    numbers = found if isinstance(found, tuple) else (found,)
+    if option in POSITIVE and found is not None and not all(number > 0 for number in numbers):
+        raise ValueError(f"likelihood {name}: {option} must be above 0, got {value!r}")
+    return found
 
 
 def parse(text: str) -> Likelihood:
     """The likelihood of a setting's text: a name, and perhaps options in brackets: "normal(scale=network)"."""
+    if len(text) > LONGEST:
+        raise ValueError(f"a likelihood is written in at most {LONGEST} characters, got {text[:50]!r}…")
     found = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text)
     if found is None:
         raise ValueError(f"a likelihood is written name or name(option=value, …), got {text!r}")

@@ -23,6 +23,7 @@ from bcfl.methods.soft import SoftBCFL
 
 WARM_UP_ROUNDS = 2  # what -w stands for, unless method.warm_up_rounds says otherwise
 MOST_HYPOTHESES = 1000  # each has K beliefs of the model's size
+LONGEST_NAME = 200  # letters of a module's name
 NEAR = 0.75  # how alike a name must be to be meant
 GROUP = "bcfl.methods"  # the entry points of installed packages that bring methods of their own
 
@@ -121,6 +122,8 @@ def register(name: str, summary: str | None = None) -> Callable[[M], M]:
 
 def load_plugin(module: str) -> None:
     """The methods that this module registers are known."""
+    if not re.fullmatch(r"\w+(\.\w+)*", module) or len(module) > LONGEST_NAME:
+        raise ValueError(f"method.plugin must be the name of a module, got {module[:LONGEST_NAME]!r}")
     try:
         importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything

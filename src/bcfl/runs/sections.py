@@ -34,7 +34,10 @@ def _are_joins(joins: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...
 
 def _is_likelihood(text: str) -> str:
     if text != FROM_PYTHON:
-        given(text)
+        try:
+            given(text)
+        except ValueError as error:  # what is said after "must be"
+            raise ValueError(f"a likelihood ({error})") from None
     return text
 
 
