@@ -48,6 +48,10 @@ def test_one_command_tells_of_every_site(patients: Path, tmp_path: Path, capsys:
     assert (result.predictor("Bern").predict(own) == own.died).mean() > 0.8
     assert result.predict_proba("Bern", own).shape == (60, 2)
     assert result.associate(own.head(40)).cluster == int(result.assignment["Bern"])
+    own.head(40).to_csv(tmp_path / "new.csv", index=False)
+    capsys.readouterr()
+    assert main(["associate", str(run), "--data", str(tmp_path / "new.csv"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cluster"] == int(result.assignment["Bern"])
     page = report([read_run(run)])
     assert "Site by site" in page
     assert "Chur" in page

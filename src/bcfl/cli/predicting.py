@@ -54,7 +54,8 @@ def associate(
 ) -> int:
     """Where a client that was never seen belongs.
 
-    How likely it belongs to each cluster, by scoring a few of its examples; nothing is trained. FILE.npz holds x,
+    How likely it belongs to each cluster, by scoring a few of its examples; nothing is trained. For a run on a
+    table, the file may be rows of it (.csv or .parquet) with the target. FILE.npz holds x,
     (example, …) numbers prepared as the run's own data were, and y, (example,) whole-numbered labels. Where the run's
     model was given in Python, use result.associate there.
 
@@ -63,10 +64,15 @@ def associate(
       bcfl associate runs/a --data mine.npz --examples 32 --save mine.safetensors --json
     """
     from bcfl.cli.summary import print_newcomer
+    from bcfl.data.frames import READERS
     from bcfl.runs.loop import load_result
 
     result = load_result(run)
-    x, y = _read_examples(scored.data, scored.examples)
+    form = result.sites.form
+    if form is not None and scored.data.suffix in READERS:
+        x, y = (part[: scored.examples] for part in form.examples(scored.data, scored.data.name))
+    else:
+        x, y = _read_examples(scored.data, scored.examples)
     newcomer = result.associate(x, y, temperature=scored.temperature, prior=scored.prior)
     if as_json:
         print(json.dumps(_as_plain(newcomer)))

@@ -26,6 +26,7 @@ from bcfl.api import train
 from bcfl.data.frames import Column, columns_of
 from bcfl.data.tables import table
 from bcfl.likelihood import likelihood_of
+from bcfl.methods import entry_of
 from bcfl.runs.result import Result
 
 SITE, TARGET = "which site", "what is to be predicted"  # columns of ours, which no user's is called
@@ -69,7 +70,9 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         frame = {**named, SITE: [str(site) for site in sites], TARGET: y}
         made = table(frame, SITE, TARGET, test=0.0, likelihood=likelihood, categories=self.categories, seed=self.seed)
         count = min(self.num_clusters, len(made))
-        how: dict[str, Any] = {"method": self.method, "num_clusters": count} if count > 1 else {"method": "fedavg"}
+        how: dict[str, Any] = {"method": self.method if count > 1 else "fedavg"}
+        if count > 1 and "num_clusters" in entry_of(self.method).options:
+            how["num_clusters"] = count
         how |= {"rounds": self.rounds, "seed": self.seed, "training": self.training, **(self.options or {})}
         self.result_: Result = train(self.model, made, progress=False, **how)
         self.sites_ = np.array(list(made))
