@@ -54,6 +54,13 @@ def test_real_values_are_predicted_in_their_own_units() -> None:
     assert model.predict(x).mean() == pytest.approx(1000, abs=150)
 
 
+def test_a_site_with_a_last_layer_of_its_own_is_predicted_by_it() -> None:
+    x, value, groups = sites()
+    model = BCFLRegressor(method="bcfl", model="linear", rounds=2).fit(x, value, groups)
+    assert model.score(x, value, groups=groups) > 0.95
+    assert np.isfinite(model.predict(x)).all()
+
+
 def test_frames_keep_their_kinds_of_columns() -> None:
     pd = pytest.importorskip("pandas")
     x, value, groups = sites()

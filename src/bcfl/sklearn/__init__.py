@@ -25,8 +25,10 @@ from sklearn.utils.validation import (
 from bcfl.api import train
 from bcfl.data.frames import Column, columns_of
 from bcfl.data.tables import table
+from bcfl.federation import heads_in
 from bcfl.likelihood import likelihood_of
 from bcfl.methods import entry_of
+from bcfl.predict.owned import OwnModel
 from bcfl.runs.result import Result
 
 SITE, TARGET = "which site", "what is to be predicted"  # columns of ours, which no user's is called
@@ -75,6 +77,10 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             how["num_clusters"] = count
         how |= {"rounds": self.rounds, "seed": self.seed, "training": self.training, **(self.options or {})}
         self.result_: Result = train(self.model, made, progress=False, **how)
+        self.own_: dict[str | None, OwnModel] = {}  # where each site has a last layer of its own: its posterior
+        if heads_in(self.result_.state) is not None:
+            self.own_ = {name: self.result_.own_model(one["x"], one["y"]) for name, one in made.items()}
+            self.own_[None] = self.result_.own_model()
         self.sites_ = np.array(list(made))
         return self
 
@@ -107,10 +113,14 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         return found
 
     def _of_site(self, site: str, x: torch.Tensor) -> Array:
+        if self.own_:
+            return np.asarray(self.own_[site].predict(x), np.float64)
         return _mean(self.result_.predictor(site).module, x)
 
     def _of_new_site(self, x: torch.Tensor) -> Array:
         """Σ_k π_k · the prediction of cluster k, π its share of the sites."""
+        if self.own_:
+            return np.asarray(self.own_[None].predict(x), np.float64)
         shares = torch.as_tensor(self.result_.probability).mean(0).tolist()
         parts = [(shares[k], _mean(module, x)) for k, module in self.result_.models.items() if shares[k] > 0]
         total = sum(share for share, _ in parts)
