@@ -36,7 +36,13 @@ def make(work: Work) -> tuple[Callable[[int], int], str]:
     def play(index: int) -> int:
         nonlocal params
         batches = [
-            (str(c), own.shuffle_repeat_batch(batch_size=BATCH, num_steps=STEPS, seed=index * work.num_clients + c), 0)
+            (
+                str(c),
+                own.shuffle_repeat_batch(
+                    batch_size=BATCH, num_epochs=None, num_steps=STEPS, seed=index * work.num_clients + c
+                ),
+                0,
+            )
             for c, own in enumerate(sets)
         ]
         total, steps = None, 0

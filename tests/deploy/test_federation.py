@@ -54,7 +54,7 @@ def settings_of(method: str, rounds: int = 3, joins: str = "[]") -> Config:
     """Rotated digits; tested only in the end, because every message is a new process that must load torch."""
     overrides = ["data.partition=feature(3,1)", "data.rotations=[0, 90, 180]", "method.num_clusters=3"]
     more = [f"method.name={method}", f"experiment.rounds={rounds}", f"experiment.evaluate_every={rounds}"]
-    more += [f"experiment.joins={joins}", "training.local_steps=5"]
+    more += [f"experiment.joins={joins}", "training.local_steps=5", "experiment.together=1"]
     return load_config(None, [*overrides, *more], compared=["bcfl-g"])
 
 
@@ -129,10 +129,9 @@ def test_the_tutorial_leads_from_an_empty_folder_to_the_simulators_numbers(
         exec((tmp_path / "federation" / f"client-{index}" / "mydata.py").read_text(), module)
         clients.append(module["load"]())
     monkeypatch.chdir(tmp_path)
-    assert_same(
-        result,
-        start(replace(result.config, data=replace(result.config.data, factory=None)), None, given=Given(clients)),
-    )
+    config, alone = result.config, replace(result.config.experiment, together=1)  # as every node trains
+    config = replace(config, data=replace(config.data, factory=None), experiment=alone)
+    assert_same(result, start(config, None, given=Given(clients)))
 
 
 @pytest.mark.slow

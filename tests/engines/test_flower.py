@@ -44,7 +44,7 @@ def config_of(name: str = "bcfl-mh-3", rounds: int = 3, racing: float = 0.0, **t
             "data": {"partition": "feature(2,2)", "rotations": [0, 90]},
             "method": {"name": name, "num_clusters": 2, "selection": 2, "racing": racing},
             "training": {"local_steps": 5, **training},
-            "experiment": {"rounds": rounds},
+            "experiment": {"rounds": rounds, "together": 1},  # nodes train alone: the simulator must do so, too
         }
     )
 
@@ -106,7 +106,9 @@ DRIFT = ["data.drift_round=3", "data.drift_share=0.5", "data.rotations=[0, 90]",
 
 def drifting(name: str, stay: str) -> Config:
     method = [f"method.name={name}", f"method.stay={stay}", "method.num_clusters=2", "method.scoring_examples=none"]
-    return load_config(None, [*DRIFT, *method, "training.local_steps=5", "experiment.rounds=4"])
+    return load_config(
+        None, [*DRIFT, *method, "training.local_steps=5", "experiment.rounds=4", "experiment.together=1"]
+    )
 
 
 @pytest.mark.parametrize(("name", "stay"), [("bcfl-g", "none"), ("bcfl-mh-3", "learn"), ("bcfl-g-w", "0.9")])
