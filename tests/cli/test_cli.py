@@ -587,7 +587,7 @@ def test_list_alone_lists_all_there_is(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     assert all(name in shown for name in (*METHODS, *DATASETS, *MODELS, *all_settings()))
     assert call(["list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out).keys() == {"methods", "datasets", "models", "settings"}
+    assert json.loads(capsys.readouterr().out).keys() == {"methods", "datasets", "models", "likelihoods", "settings"}
 
 
 def test_help_has_an_example_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import click
 import bcfl.cli.options as options
 from bcfl.cli.options import argument
 
-KINDS = ("methods", "datasets", "models", "settings")
+KINDS = ("methods", "datasets", "models", "likelihoods", "settings")
 
 
 def list_(
@@ -40,6 +40,7 @@ def list_(
 
 def _kinds() -> dict[str, dict[str, str]]:
     from bcfl.data.datasets import DATASETS
+    from bcfl.likelihood import FAMILIES
     from bcfl.methods import METHODS
     from bcfl.model.zoo import MODELS
     from bcfl.runs.reference import all_settings
@@ -48,6 +49,7 @@ def _kinds() -> dict[str, dict[str, str]]:
         {entry.name: entry.summary for entry in METHODS.values()},
         {name: entry.description for name, entry in DATASETS.items()},
         {name: (factory.__doc__ or "").split("\n")[0] for name, factory in MODELS.items()},
+        {name: " ".join((family.__doc__ or "").split("\n\n")[0].split()) for name, family in FAMILIES.items()},
         {name: str(setting) for name, setting in all_settings().items()},
     )
     return dict(zip(KINDS, found, strict=True))

@@ -83,7 +83,7 @@ class DataConfig:
         str,
         AfterValidator(_is_likelihood),
         Field(
-            description="what y is: poisson, normal(scale=network) …, see docs/likelihoods.md; auto: classes if y are "
+            description="what y is, of `bcfl list likelihoods`: poisson, normal(scale=network); auto: classes if y are "
             "whole numbers, normal if they are real"
         ),
     ] = AUTO
