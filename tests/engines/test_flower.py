@@ -76,6 +76,14 @@ def test_every_method_gives_the_simulators_bits_and_costs(name: str, tmp_path: P
     assert_simulated(config_of(name), federate(config_of(name), NUM_CLIENTS, tmp_path / "run"))
 
 
+@pytest.mark.slow
+def test_last_layers_of_ones_own_are_the_simulators(tmp_path: Path) -> None:
+    """What is asked of them, held out and tested: to the bit where jobs are done one by one."""
+    own = dataclasses.replace(config_of("bcfl"), method={**config_of("bcfl").method, "search_rounds": 1})
+    config = with_experiment(own, together=1)
+    assert_simulated(config, federate(config, NUM_CLIENTS, tmp_path / "run"))
+
+
 @pytest.mark.parametrize(("name", "robust"), [("bcfl-g", "clip"), ("bcfl-mh-3", "median"), ("wecfl", "trimmed")])
 def test_robust_fusion_gives_the_simulators_bits(name: str, robust: str, tmp_path: Path) -> None:
     config = config_of(name)
