@@ -5,7 +5,7 @@ for every cell, drawn by a coin; 10 % of the labels are flipped. The exact poste
 is compared are pairs of clients: the stated probability that they share a cluster, against whether they do, which
 needs no numbers for clusters.
 
-    python experiments/membership.py 200 results/membership.json
+    python experiments/membership.py 200 results/membership/doubt.json
 """
 
 import itertools
