@@ -399,7 +399,7 @@ def test_the_prior_holds_the_posterior_at_its_mean(name: str) -> None:
 
 
 def test_all_methods_are_there() -> None:
-    names = "bcfl-g bcfl-c-M bcfl-mh-M bcfl-soft bcfl-auto local fedavg bp-fedavg fedamp fesem wecfl fedsoft"
+    names = "bcfl-g bcfl-c-M bcfl-mh-M bcfl-soft bcfl bcfl-auto local fedavg bp-fedavg fedamp fesem wecfl fedsoft"
     names += " fedprox ditto fedrep ifca"
     assert list(METHODS) == names.split()
 
