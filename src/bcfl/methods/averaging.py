@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -38,6 +39,8 @@ class FedAvg:
 @dataclass(frozen=True)
 class Local:
     """No federation: each client trains alone from the common start."""
+
+    apart: ClassVar[bool] = True  # nothing is in common: unknowns of the likelihood neither
 
     def init(self, clients: Clients) -> Hypotheses:
         num_clients = len(clients.present)

@@ -1,4 +1,4 @@
-"""What the default method chooses among, and how: by what each candidate says of examples that it was not made from."""
+"""What the method `bcfl` chooses among, and how: by what each candidate says of examples that it was not made from."""
 
 import math
 from collections.abc import Sequence

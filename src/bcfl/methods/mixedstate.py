@@ -1,4 +1,4 @@
-"""What the default method remembers between two rounds, and what it is told to choose among."""
+"""What the method `bcfl` remembers between two rounds, and what it is told to choose among."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

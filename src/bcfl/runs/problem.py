@@ -192,7 +192,8 @@ def method_for(config: Config, num_clients: int, likelihood: Likelihood = CATEGO
     _check_joins(config, num_clients)
     if hasattr(method, "check"):  # a method may be particular about how many there are
         method.check(num_clients)
-    num_shared = likelihood.num_unknowns if likelihood.per == "all" else 0
+    shares = likelihood.per == "all" and not getattr(method, "apart", False)
+    num_shared = likelihood.num_unknowns if shares else 0
     return Sound(config.method["name"], method, classes_of(method), num_shared)
 
 
