@@ -21,6 +21,12 @@ settings.load_profile("bcfl")
 
 
 @pytest.fixture(autouse=True)
+def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as they need: some library that a test imports may have set a terminal's width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def same_random_numbers() -> None:
     """A test that fails must fail again, whichever ran before it."""
     torch.manual_seed(7)

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import IO, Any
 
 from problem import STEPS, WORKS
 
@@ -46,6 +46,7 @@ class Contestant:
 
     name: str
     process: subprocess.Popen[str]
+    said: IO[str]  # what it tells beside its answers
     version: str = ""
     cpu: list[float] = field(default_factory=list)
 
@@ -66,6 +67,11 @@ class Contestant:
             raise RuntimeError(f"{self.name}: made {answer and answer['steps']} steps, not {steps}")
         self.cpu.append(answer["cpu"])
 
+    def end(self) -> None:
+        self.process.kill()
+        with self.process:  # waits for it, and closes its pipes
+            self.said.close()
+
 
 def start(name: str, work: str, python: Path) -> Contestant | None:
     """The contestant once it has played its first round; None, with a word, where it cannot."""
@@ -77,12 +83,13 @@ def start(name: str, work: str, python: Path) -> Contestant | None:
     told = tempfile.TemporaryFile("w+")  # a pipe that nobody empties would stop it  # noqa: SIM115
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told, text=True,
                                env={**os.environ, **ONE_THREAD})  # fmt: skip
-    contestant = Contestant(name, process)
+    contestant = Contestant(name, process, told)
     ready = contestant.read()
     if ready is None:
         told.seek(0)
         said = told.read().strip().splitlines() or ["it ended without a word"]
         print(f"  {name}: left out: {said[-1]}", flush=True)
+        contestant.end()
         return None
     contestant.version = ready["ready"]
     print(f"  {name} is ready: {contestant.version}", flush=True)
@@ -102,8 +109,7 @@ def race(work: str, rounds: int, python: Path) -> list[dict[str, Any]]:
             print(f"  round {index + 1} of {rounds}: {told}", flush=True)
     finally:
         for one in there:
-            one.process.kill()
-            one.process.wait()
+            one.end()
     ours = next(one for one in there if one.name == OURS)
     return [figure(work, ours, one) for one in there if one is not ours]
 

@@ -346,10 +346,10 @@ def test_what_was_held_out_stays_so_when_data_change_hands() -> None:
     data = with_drift(replace(grouped(), group=torch.tensor([0, 1] * 4)), 3, 0.5, 0)
     assert data.drift is not None
     with simulator(data, linear, TRAINING) as engine:
-        first, later = engine.clients_in(1)[0], engine.clients_in(3)[0]
+        first, later = (engine.clients_in(index, range(8)) for index in (1, 3))
         assert data.drift.source.tolist() != list(range(8))
-        for client, source in zip(later, data.drift.source.tolist(), strict=True):
-            assert client.scored(0.2).index.tolist() == first[source].scored(0.2).index.tolist()
+        for client, source in enumerate(data.drift.source.tolist()):
+            assert later[client].scored(0.2).index.tolist() == first[source].scored(0.2).index.tolist()
 
 
 @pytest.mark.parametrize("device", ["cpu", "stacked-cpu"])

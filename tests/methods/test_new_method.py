@@ -31,7 +31,7 @@ def call(tmp_path: Path) -> Call:
     seen = {sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))}
     (here / "seen.pth").write_text("\n".join([*seen, str(Path(bcfl.__file__).parents[1])]))
     (tmp_path / "work").mkdir()
-    leave = ("PYTHON", "VIRTUAL", "COLUMNS")  # other tests of this process may have set the last
+    leave = ("PYTHON", "VIRTUAL")
     quiet = {key: value for key, value in os.environ.items() if not key.startswith(leave)}
 
     def run(command: str, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -297,11 +297,14 @@ def test_only_run_folders_are_opened(tmp_path: Path) -> None:
 
 
 def test_nothing_that_runs_code_when_read_is_ever_used() -> None:
-    """Safetensors and JSON only: torch.save, numpy objects and their like execute what a file says."""
+    """Safetensors and JSON only: torch.save, numpy objects and their like execute what a file says.
+
+    But among the processes of one Ray cluster, which run each other's code by design: no file and no stranger is read.
+    """
     forbidden = re.compile(r"import pickle|from pickle|torch\.(save|load)\(|allow_pickle\s*=\s*True|joblib|shelve|dill")
     sources = sorted(Path(bcfl.__file__).parent.rglob("*.py"))
     assert len(sources) > 20
-    assert [path.name for path in sources if forbidden.search(path.read_text(encoding="utf-8"))] == []
+    assert [path.name for path in sources if forbidden.search(path.read_text(encoding="utf-8"))] == ["ray.py"]
     assert forbidden.search("import pickle")  # the search would find one
 
 
