@@ -13,6 +13,7 @@ import bcfl
 from bcfl.belief.gaussian import flat
 from bcfl.client.together import CACHED, LARGEST, MOST, jobs_together
 from bcfl.client.trainer import Training
+from bcfl.engines.crew import crew_for
 from bcfl.federation import Jobs
 from bcfl.model.flat import FlatModel, ModelFactory, build
 from bcfl.model.zoo import amazon_mlp, cifar_cnn, fashion_cnn, mlp
@@ -86,6 +87,19 @@ def test_jobs_done_together_have_the_answers_of_jobs_done_alone(factory: ModelFa
             assert torch.allclose(found.precision, expected.precision, rtol=1e-3, atol=1e-3)
         assert torch.allclose(scores, alone[1], rtol=1e-5)
         assert work == alone[2]
+
+
+def test_several_workers_have_a_module_each() -> None:
+    """In one module one worker would read what another has just written."""
+    examples = examples_of(torch.randn(40, 4), torch.randint(2, (40,)))
+
+    def another() -> FlatModel:
+        return FlatModel(build(linear, 0))
+
+    crew = crew_for(another(), [examples, examples], Training(), False, "cpu", "auto", another)
+    assert crew.network is not None
+    assert crew.several
+    assert crew.network().template.module is not crew.network().template.module
 
 
 def test_any_number_of_workers_gives_the_same_bits() -> None:

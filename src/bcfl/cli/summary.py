@@ -37,7 +37,7 @@ def print_result(result: Result) -> None:
         console.print(_table("site by site", titles[:1], titles[1:], rows))
     elif result.state.hypotheses.num_clusters < MANY:
         console.print(_members(result))
-        if result.num_hypotheses == 1 < result.state.hypotheses.num_clusters:
+        if result.num_hypotheses == 1 < result.state.hypotheses.num_clusters and not result.is_placed_by_evidence:
             console.print("sure: one hypothesis was kept, so this is 1 whatever the data say\n", style="dim")
     if result.benefit is not None:
         console.print(repr(result.benefit), soft_wrap=True, highlight=False)

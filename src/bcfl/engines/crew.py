@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -59,8 +58,12 @@ def crew_for(
     draws_globally: bool,
     device: str,
     together: Together,
+    another: Callable[[], FlatModel],
 ) -> Crew:
-    """Who computes for clients with such examples on that device, so many jobs together as asked or as pays."""
+    """Who computes for clients with such examples on that device, so many jobs together as asked or as pays.
+
+    Several workers each have `another` model like the first: in one module they would be in each other's way.
+    """
     where, asked = find_device(device), None if together == "auto" else together
     if where is None:
         count = jobs_together(model, examples[0], training) if together == "auto" else together or 1
@@ -76,7 +79,6 @@ def crew_for(
             return Crew(None, 1, True)
         if not stacked.has_kernels:  # vmap calls so many operations that two workers would wait for Python's lock
             return Crew(lambda: stacked, count, False)
-        make = partial(Stacked, model, torch.device("cpu"), examples, training, False, count)
-        return Crew(make, count, True)
+        return Crew(lambda: Stacked(another(), torch.device("cpu"), examples, training, False, count), count, True)
     stacked = Stacked(model, where, examples, training, draws_globally, asked)
     return Crew(lambda: stacked, stacked.at_a_time, False)

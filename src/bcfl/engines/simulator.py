@@ -81,7 +81,10 @@ class Simulator:
         )
         self.layout, self.head = layout_of(probe, training), head_layout(probe)
         keep_blocks(self.layout.length * probe.vector.element_size())
-        crew = crew_for(probe, [max(train, key=len), test[0]], training, draws_globally, device, together)
+        shown = [max(train, key=len), test[0]]
+        crew = crew_for(
+            probe, shown, training, draws_globally, device, together, lambda: FlatModel(build(factory, seed, "probe"))
+        )
         self._away = hire is not None  # the data of clients that are opened when asked are opened elsewhere
         if hire is not None:
             self._workers: Crowd = hire(1 if draws_globally else num_workers)

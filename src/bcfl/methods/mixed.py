@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
+from bcfl.association.membership import rounded
 from bcfl.federation import Clients, RoundInfo, one_story
 from bcfl.methods.bounds import ScoringExamples
 from bcfl.methods.candidates import ALONE, ONE, ONE_SPREAD, Candidate
@@ -75,7 +76,7 @@ class Mixed:
         membership = new.membership
         if membership is None or membership.shape[1] != new.hypotheses.num_clusters:
             return new, one_story(new.hypotheses)
-        return new, replace(one_story(new.hypotheses), probability=membership[None])
+        return new, replace(one_story(new.hypotheses), probability=rounded(membership)[None])
 
 
 def _is_linear(clients: Clients) -> bool:

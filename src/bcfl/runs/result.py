@@ -101,6 +101,11 @@ class Result:
         return self.sites.by_name(torch.where((assignment[0] < 0)[:, None], self._anywhere(), probability))
 
     @property
+    def is_placed_by_evidence(self) -> bool:
+        """Whether `probability` is by what each client's data say, and not only by which hypotheses were kept."""
+        return self.info is not None and self.info.probability is not None
+
+    @property
     def num_hypotheses(self) -> int:
         """How many stories the last round kept."""
         return len(self._stories()[1])
